@@ -59,10 +59,7 @@ def replay(
     if json:
         print_document({**result.document(), "left_out": left_out})
         return
-    console = tables_console()
     typer.echo("\n".join(map(plain, (result.headline, *left_out))))
-    print_tables("", tables(result), console)
-    for name, value in result.facts.items():
-        console.print(f"  {plain(name):<22}{plain(value)}", markup=False, highlight=False)
+    print_tables("", tables(result), tables_console())
     for text in result.notes:
         say(text)

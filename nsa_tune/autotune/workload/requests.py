@@ -1,7 +1,6 @@
 """Request traces: when each request arrived, and how many tokens it and its answer had.
 
-Mooncake's JSON lines, Azure's CSV and JSON lines of one's own (docs/replay.md); the first line of a
-file tells which it is.
+Mooncake's JSON lines, Azure's CSV and JSON lines of one's own, by the first line (docs/replay.md).
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class TraceRequest(NamedTuple):
 def checked_request(
     arrival_s: float, input_tokens: int, output_tokens: int, blocks: tuple[Hashable, ...] = ()
 ) -> TraceRequest:
-    """The request, which every reader of a trace passes through here; ValueError when a simulation
-    of it would not end."""
+    """The request, as every reader makes it; ValueError when a simulation would not end."""
     if not -_MOST_S <= arrival_s <= _MOST_S:
         raise ValueError(f"a request cannot arrive at {arrival_s} s")
     if max(input_tokens, BLOCK * len(blocks)) > _MOST_INPUT or output_tokens > _MOST_OUTPUT:

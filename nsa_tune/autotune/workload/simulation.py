@@ -77,8 +77,7 @@ class Pass:
     """Duration of each of them."""
     sums: tuple[int, int, int, int, int] = field(init=False)
     """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what `batch`
-    has, at less cost. In a decode kv tokens may be off by one a sequence, and the longest is the
-    mean."""
+    has, at less cost. In a decode kv may be off by one a sequence, and the longest is the mean."""
 
     def __post_init__(self) -> None:
         self.sums = self._summed()
@@ -178,8 +177,7 @@ class _Waiting:
         """Tokens of the first that are in the pool besides the cached ones."""
 
     def fill(self, running: _Running, step: int) -> tuple[list[tuple[int, int]], list[Arrival]]:
-        """Fill a chunk: prefix length and new tokens of each sequence, and the requests whose
-        prefill ends with it."""
+        """Fill a chunk: prefix and new tokens of each sequence, and requests that it ends."""
         lens: list[tuple[int, int]] = []
         ended: list[Arrival] = []
         room = self._chunk

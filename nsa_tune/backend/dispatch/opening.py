@@ -208,7 +208,7 @@ class Request:
 
     def _untuned(self, problem: str, here: Here | None, environment: Environment) -> TablePlanner:
         gpu = self.wanted.gpu
-        _log.warning("%s answers, without measurements: %s", self.baseline.name, problem)
+        _log.warning("%s chooses by itself: %s", self.baseline.name, problem)
         device = detect.KNOWN.get(gpu) or Device(gpu, "cpu" if gpu == detect.cpu_name() else "")
         libraries = {} if here is None else dict(here.libraries)
         setting = replace(self.setting, device=device, libraries=libraries)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsa_tune._errors import NoTunedData
 from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
-from nsa_tune.reports.traffic.deployment import SURE, Deployment, Traffic
-from nsa_tune.reports.traffic.launch import Launch, differences, flags_of
+from nsa_tune.reports.traffic.deployment import Deployment, Traffic
+from nsa_tune.reports.traffic.launch import Launch, flags_of
 from nsa_tune.reports.traffic.memory import Memory
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
 MOST_ENGINES = 64
-_MENTIONED = 0.005
-"""Part of its passes' time for which a flag is worth a sentence."""
+AS_GIVEN, AS_ADVISED, WITH_PLUGIN = "as given", "as advised", "with the plug-in"
+ALONE, OTHER_FORMAT = "one engine", "with a pool in"
+"""As advised, where one is not enough; followed by the KV format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class Outcome:
     """None without decodes, or where the table has no times of their attention."""
     pool_tokens: int
     """Of each GPU's KV pool."""
-    served: Served | None
-    """None where requests, or whole passes, are not known."""
-    best: Served | None = None
-    """The same if all passes take as much less as the model may be off."""
-    worst: Served | None = None
+    engines: tuple[int, int]
+    """That keep up with the trace at these prices, and where all passes take longer by the model's
+    error. So many as the latter take requests in turn; all else is of one of them."""
+    runs: tuple[Served, ...] = ()
+    """At the price, with shorter passes, and with longer ones; none where that is not known."""
 
     @property
-    def runs(self) -> list[Served]:
-        """At the price, with shorter passes, and with longer ones; none without a trace."""
-        return [run for run in (self.served, self.best, self.worst) if run]
+    def served(self) -> Served | None:
+        """At the price."""
+        return self.runs[0] if self.runs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,57 +58,52 @@ class Advice:
     model: str
     kv_dtype: str
     given: Launch
-    advised: Launch
-    """The given launch where nothing is surely faster."""
+    changes: dict[str, str]
+    """Flags that surely save time, by these prices."""
     outcomes: tuple[Outcome, ...]
-    """As given, as advised if that differs, with the plug-in, and what else was priced."""
-    engines: int
-    """That surely keep up with a trace and take its requests in turn; outcomes are those of one."""
-    load: float
-    """How many times the load that one engine, as advised, serves the trace is; 1 or more."""
+    """As given, with the changes if any, and what else was priced; none where nothing fits."""
+    release: str
+    """The engine that is assumed."""
+    speed: float
+    """How much faster than in the trace requests come."""
     memory: Memory | None
     whole_passes: bool
     """Whether whole passes are priced, and not attention alone."""
     error: float
     """What one in four measured passes is off by more than; 0 without a model."""
     source: str
-    plugin: tuple[str, ...]
-    """How sure the row with the plug-in is."""
+    stands_in: str
+    intervals: str
+    """As `standing_in` and `measured_runs`."""
     notes: tuple[str, ...]
     """What is not sure, or not counted, and what to measure to be surer."""
 
     @property
-    def changes(self) -> list[str]:
-        """Lines of a diff from the given launch."""
-        return list(differences(self.given, self.advised))
-
-    def outcome(self, *names: str) -> Outcome | None:
-        """The first outcome whose name begins with one of these."""
-        return next((each for each in self.outcomes if each.name.startswith(names)), None)
+    def advised(self) -> Launch:
+        """The given launch where nothing is surely faster, or only by another GPU's times."""
+        return self.given.changed({} if self.stands_in else self.changes)
 
     @property
     def usual(self) -> Outcome | None:
-        """As advised, which may be as given; None where nothing fits."""
-        return self.outcome(AS_ADVISED) or self.outcome(AS_GIVEN)
+        """With the changes."""
+        return self.outcomes[bool(self.changes)] if self.outcomes else None
+
+    def outcome(self, name: str) -> Outcome | None:
+        """The first outcome whose name begins so."""
+        return next((each for each in self.outcomes if each.name.startswith(name)), None)
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
         memory = self.memory
         return {
-            "schema": "nsa-tune/advise/3",
+            "schema": "nsa-tune/advise/4",
             **asdict(replace(self, memory=None)),
             "command": self.advised.command(self.model),
-            "changes": self.changes,
             "fits": None if memory is None else memory.fits,
             "memory": memory and {
                 **asdict(memory), "pool_gib": memory.pool_gib, "pool_tokens": memory.pool_tokens,
             },
         }  # fmt: skip
-
-
-AS_GIVEN, AS_ADVISED, WITH_PLUGIN = "as given", "as advised", "with the plug-in"
-OTHER_FORMAT = "with a pool in"
-"""Followed by the KV format."""
 
 
 def advise(
@@ -117,87 +112,107 @@ def advise(
     """The advice for `traffic` on a deployment, which has the flags in use. `other` makes the same
     with the other KV format, to be priced beside it. UsageError when the traffic cannot be read,
     NoTunedData when there is nothing to advise from."""
-    requests = deployment.count(traffic)
-    launch, load = deployment.launch, 1.0
-    if requests and deployment.fits and deployment.model is not None:
-        load = deployment.serve(requests, deployment.best_setups()).engines
-        traffic = shared(deployment, traffic, load)
-    if traffic.engines > 1:
-        requests = deployment.count(traffic)
-    setups = deployment.best_setups()
-    notes = [
-        f"{best} may take {saved:.1%} off the {kind}: too little to be sure"
-        for kind, extend in (("prefills", True), ("decode passes", False))
-        for best, saved in [deployment.best_flag(extend=extend)]
-        if _MENTIONED < saved <= SURE
-    ]
-    changes = flags_of(setups.prefill, setups.decode)
-    advised = launch.changed(changes) if deployment.fits else launch
-    outcome = partial(_outcome, deployment, requests)
-    outcomes = []
+    fleet, launch = _fleet(deployment, traffic), deployment.launch
+    setups, stands_in = deployment.best_setups(), standing_in(deployment)
+    changes = flags_of(setups.prefill, setups.decode) if deployment.fits else {}
+    notes, outcomes = list[str](), list[Outcome]()
     if deployment.fits:
-        outcomes.append(outcome(AS_GIVEN, launch, Setups(DEFAULT, DEFAULT)))
+        outcomes.append(fleet.outcome(AS_GIVEN, Setups(DEFAULT, DEFAULT)))
         if changes:
-            outcomes.append(outcome(AS_ADVISED, advised, setups))
+            flags = " and ".join(map(" ".join, changes.items()))
+            outcomes.append(fleet.outcome(f"with {flags}" if stands_in else AS_ADVISED, setups))
         # SGLang's data-parallel ranks are left to it, but for copies and key selection.
         steered = launch.dp_attention == 1 or launch.engine != "sglang"
-        steered = steered and not of_another_gpu(deployment)
-        if steered and "NSA_TUNE_DISABLE" not in launch.flags:
-            outcomes.append(outcome(WITH_PLUGIN, launch, Setups(PLUGIN, PLUGIN)))
+        if steered and not stands_in and "NSA_TUNE_DISABLE" not in launch.flags:
+            outcomes.append(fleet.outcome(WITH_PLUGIN, Setups(PLUGIN, PLUGIN)))
+        outcomes += fleet.alone
         if other is not None:
             outcomes += _with_other_format(other, traffic, notes)
     return Advice(
-        traffic.name, deployment.served, deployment.kv_dtype, launch, advised, tuple(outcomes),
-        traffic.engines, load, deployment.memory, deployment.model is not None, deployment.error,
-        deployment.source, (*notes_on_plugin(deployment),),
+        traffic.name, deployment.served, deployment.kv_dtype, launch, changes, tuple(outcomes),
+        deployment.release, traffic.speed, deployment.memory, deployment.model is not None,
+        deployment.error, deployment.source, stands_in, measured_runs(deployment),
         (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
-def _outcome(
-    deployment: Deployment, requests: Sequence[Arrival], name: str, launch: Launch, setups: Setups
-) -> Outcome:
-    prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
-    decodes_s = seconds_of(deployment.prices, setups.decode, extend=False)
-    decode_s = decodes_s or None if prices_decode(deployment) else None
-    runs: list[Served | None] = [None]
-    if requests and deployment.model is not None:
-        off = deployment.error
-        runs = [deployment.serve(requests, setups, factor) for factor in (1.0, 1 - off, 1 + off)]
-    command, pool_tokens = launch.command(deployment.served), deployment.scheduler.pool_tokens
-    return Outcome(name, command, prefill_s, decode_s, pool_tokens, *runs)
+class _Fleet(NamedTuple):
+    """As many engines of one deployment as surely keep up with its traffic."""
+
+    deployment: Deployment
+    requests: Sequence[Arrival]
+    """Of one of them; their passes are counted."""
+    engines: tuple[int, int] = (1, 1)
+    alone: tuple[Outcome, ...] = ()
+    """One engine, where that is not enough."""
+
+    def outcome(self, name: str, setups: Setups) -> Outcome:
+        """What one of them gives under `setups`."""
+        one, runs = self.deployment, tuple[Served, ...]()
+        prefill_s = seconds_of(one.prices, setups.prefill, extend=True)
+        decodes_s = seconds_of(one.prices, setups.decode, extend=False)
+        decode_s = decodes_s or None if prices_decode(one) else None
+        if self.requests and one.model is not None:
+            factors = (1.0, 1 - one.error, 1 + one.error)
+            runs = tuple(one.serve(self.requests, setups, factor) for factor in factors)
+        launch = one.launch.changed(flags_of(setups.prefill, setups.decode))
+        command, tokens = launch.command(one.served), one.scheduler.pool_tokens
+        return Outcome(name, command, prefill_s, decode_s, tokens, self.engines, runs)
 
 
-def shared(deployment: Deployment, traffic: Traffic, load: float) -> Traffic:
-    """The traffic, shared by as many engines as keep up, also where passes take longer."""
-    longer = 1 + deployment.error
-    while load > 1 and traffic.engines < MOST_ENGINES:
-        engines = min(ceil(traffic.engines * load), MOST_ENGINES)
-        traffic = replace(traffic, engines=engines)
-        requests, setups = deployment.requests(traffic), deployment.best_setups()
-        load = deployment.serve(requests, setups, longer).engines
-    return traffic
+def _fleet(deployment: Deployment, traffic: Traffic) -> _Fleet:
+    fleet = _Fleet(deployment, deployment.count(traffic))
+    if not fleet.requests or deployment.model is None or not deployment.fits:
+        return fleet
+    setups = deployment.best_setups()
+    alone = fleet.outcome(ALONE, setups)
+    if all(run.engines == 1 for run in alone.runs):
+        return fleet
+
+    def load(engines: int, factor: float) -> float:
+        requests = deployment.requests(replace(traffic, engines=engines))
+        return deployment.serve(requests, setups, factor).engines
+
+    engines = keeping_up(load, 1 + deployment.error)
+    requests = deployment.count(replace(traffic, engines=engines[1]))
+    return _Fleet(deployment, requests, engines, (alone,))
+
+
+def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int, int]:
+    """The engines that keep up at the prices, and where passes take so many times as long; `load`
+    says how many times the load that so many serve the trace is."""
+    engines, found = 1, list[int]()
+    for factor in (1.0, longer):
+        while engines < MOST_ENGINES and (times := load(engines, factor)) > 1:
+            engines = min(ceil(engines * times), MOST_ENGINES)
+        found.append(engines)
+    return found[0], found[1]
 
 
 def _with_other_format(
     other: Callable[[], Deployment], traffic: Traffic, notes: list[str]
 ) -> list[Outcome]:
-    """The same launch with the other KV format; not advised, as it changes what is computed."""
+    """With the other KV format; never advised, as it changes what is computed."""
     try:
         deployment = other()
+        if not deployment.fits:
+            raise NoTunedData("it does not fit")
     except NoTunedData as missing:
         notes.append(f"the other KV format is not priced: {missing}")
         return []
-    requests = deployment.count(traffic)
-    setups, name = deployment.best_setups(), f"{OTHER_FORMAT} {deployment.kv_dtype}"
-    launch = deployment.launch.changed(flags_of(setups.prefill, setups.decode))
-    return [_outcome(deployment, requests, name, launch, setups)]
+    fleet = _fleet(deployment, traffic)
+    return [fleet.outcome(f"{OTHER_FORMAT} {deployment.kv_dtype}", deployment.best_setups())]
 
 
-def of_another_gpu(deployment: Deployment) -> bool:
-    """Whether all prices come from a table of another GPU, which no plug-in takes."""
-    match = deployment.passes.attention.dispatcher.match
-    return deployment.measured is None and match is Match.ARCHITECTURE
+def standing_in(deployment: Deployment) -> str:
+    """Whose table prices what was not measured on this GPU, as the beginning of a sentence; no
+    plug-in takes it. "" where it is this GPU's."""
+    dispatcher = deployment.passes.attention.dispatcher
+    another = deployment.measured is None and dispatcher.match is Match.ARCHITECTURE
+    if not another or dispatcher.table is None:
+        return ""
+    times = f"by times of {dispatcher.table.key.gpu}, which may be several times off,"
+    return f"Nothing was measured for {deployment.where}: {times}"
 
 
 def prices_decode(deployment: Deployment) -> bool:
@@ -208,59 +223,39 @@ def prices_decode(deployment: Deployment) -> bool:
 def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     """What the figures leave out, and what to measure."""
     yield from _notes_on_passes(deployment)
-    whole = deployment.model is not None
-    if whole and traffic.trace is not None:
-        yield (
-            "times to first token were 52% too low to 5% too high on 12 traces in an engine"
-            if deployment.heads == 16
-            else f"no trace was measured with {deployment.heads} heads on a GPU"
-        )
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
-        error = ": TP2's prefills were priced 20% too low, GLM-5's tokens at TP8 16%"
-        yield f"all-reduce is not counted{error if whole else ''}"
+        yield "all-reduce is not counted: prices are too low"
+    if deployment.tp > 2 and not standing_in(deployment):
+        yield "the plug-in never ran with more than two ranks (TP2), and figures are of one"
     if deployment.dp > 1 and deployment.launch.engine == "sglang":
         yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
     if not deployment.launch.graphs or deployment.chunk > GRAPH_SIZES[-1]:
         yield "passes without a graph wait for their host: they take longer than is counted here"
     if deployment.scheduler.next_n > 1:
-        yield (
-            f"{deployment.scheduler.acceptance:.0%} of drafted tokens are assumed to be accepted "
-            "(--acceptance); drafting itself is not counted"
-        )
+        accepted = f"{deployment.scheduler.acceptance:.0%} of drafted tokens (--acceptance)"
+        yield f"{accepted} are assumed to be accepted; drafting itself is not counted"
     if traffic.trace is None and traffic.log is None:
-        yield (
-            "each measured batch counts the same; give --trace for your own traffic, which also "
-            "says bf16 or fp8"
-        )
+        yield "each measured batch counts the same; give --trace for your own traffic"
 
 
-def notes_on_plugin(deployment: Deployment) -> Iterator[str]:
-    """How sure what it adds is."""
-    if deployment.model is not None and deployment.heads == 16:
-        yield (
-            "on 12 traces in an engine the plug-in's gain in time to first token lay between 17 "
-            "percentage points below and 38 above its estimate"
-        )
-    if deployment.tp > 2:
-        yield "the plug-in never ran with more than two ranks (TP2), and figures are of one"
+def measured_runs(deployment: Deployment) -> str:
+    """What intervals are, and how many measured runs of traces were inside (docs/replay.md)."""
+    runs = "9 of 24 measured runs were inside, most others slower"
+    if deployment.heads != 16:
+        runs = f"no trace was measured with {deployment.heads} heads on a GPU"
+    return f"times to first token by passes {deployment.error:.0%} shorter or longer; {runs}"
 
 
 def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
     """Where the prices of passes come from, and what that means."""
     setting, measured = deployment.setting, deployment.measured
     if measured is None:
-        key = setting.device.name, setting.profile.name, f"{setting.heads} heads"
-        where = ", ".join((*key, deployment.kv_dtype))
+        where = deployment.where
         yield f"whole passes were not measured for {where}: attention alone is compared"
         if deployment.launch.engine == "vllm":
             yield "a trace's batches are those of SGLang's scheduler"
         else:
             yield "a start of the engine with the plug-in measures them; or give --pass-times"
-        if of_another_gpu(deployment):
-            yield (
-                "times are another GPU's, whose table the plug-in does not take, and may be "
-                "several times off: `nsa-tune run` on this one"
-            )
         if unpriced := deployment.passes.attention.unpriced:
             steps = ", ".join(unpriced)
             yield f"the table has no times of what the engine runs in {steps}: not counted"

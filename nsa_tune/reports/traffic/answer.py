@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, log2
+from math import ceil, floor, log2
 
-from nsa_tune.reports.traffic.advice import AS_GIVEN, OTHER_FORMAT, WITH_PLUGIN, Advice, Outcome
+from nsa_tune.reports.traffic.advice import ALONE, OTHER_FORMAT, WITH_PLUGIN, Advice, Outcome
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 
 _ALIKE = 1.2
-"""Mean times of both KV formats that differ by less are not told apart: on six traces in an engine
-their ratio was up to 19 % off."""
+"""Both formats' times that differ by less are not told apart: their ratio was up to 19 % off."""
 _GROWING = "growing"
 _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
 
@@ -22,20 +21,16 @@ def lines(advice: Advice) -> Iterator[str]:
     usual, other = advice.usual, advice.outcome(OTHER_FORMAT)
     if usual and other:
         bf16 = advice.kv_dtype == "bf16"
-        text = bf16_or_fp8(*(usual, other) if bf16 else (other, usual))
-        better = "fp8" if bf16 else "bf16"
-        keeps = f" The command keeps {advice.kv_dtype}; that for {better} is below."
-        yield f"bf16 or fp8? {text}.{keeps if text.startswith(f'{better}:') else ''}"
+        pair = (usual, other) if bf16 else (other, usual)
+        text = bf16_or_fp8(*pair, advice.given.number("tp") or 1)
+        yield f"bf16 or fp8? {text}."
     if advice.outcomes:
         yield from ("", f"    {advice.advised.command(advice.model)}", "")
-        if advice.changes:
-            changes = (f"    {line}" for line in advice.changes)
-            yield from ("Changes against your flags:", *changes, "")
-        shared = f", one of {advice.engines} engines" if advice.engines > 1 else ""
         alone = "" if advice.whole_passes else ", attention alone"
-        yield f"{advice.traffic}{shared}{alone}:"
+        yield f"{advice.traffic}{alone}:"
         columns = None if advice.outcomes[0].served else 3
-        rows = (_TITLES, *map(_row, advice.outcomes))
+        several = any(max(outcome.engines) > 1 for outcome in advice.outcomes)
+        rows = (_TITLES, *(_row(outcome, several=several) for outcome in advice.outcomes))
         yield from _table([row[:columns] for row in rows])
         yield from ("", *(f"{name}: {text}" for name, text in _facts(advice)), "")
         yield from ("Not sure, or not counted:", *(f"- {note}" for note in advice.notes))
@@ -46,39 +41,57 @@ def headline(advice: Advice) -> str:
     memory = advice.memory
     if memory is not None and not memory.fits:
         return does_not_fit(memory, advice.given)
-    given, advised = advice.outcome(AS_GIVEN), advice.usual
-    assert given is not None
-    if advised is None or advised is given:
-        return f"Keep what you have: no flag is surely faster{_load(advice, given)}."
-    flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
-    decodes = [outcome.decode_s or 0.0 for outcome in (given, advised)]
-    kind = "prefills" if decodes[0] == decodes[1] else "passes"
-    more = decodes if kind == "passes" else [0.0, 0.0]
-    before, after = given.prefill_s + more[0], advised.prefill_s + more[1]
-    what = f"{kind} take" if advice.whole_passes else f"the attention of {kind} takes"
-    text = f"Set {flags}: {what} {1 - after / before:.0%} less time"
-    return f"{text}{_load(advice, advised, given)}."
+    given, advised, text = advice.outcomes[0], advice.usual, "no flag is surely faster"
+    assert advised is not None
+    flags = " and ".join(map(" ".join, advice.changes.items()))
+    if flags:
+        kind = "prefills" if given.decode_s == advised.decode_s else "passes"
+        more = [(one.decode_s or 0.0) * (kind == "passes") for one in (given, advised)]
+        share = 1 - (advised.prefill_s + more[1]) / (given.prefill_s + more[0])
+        what = f"{kind} take" if advice.whole_passes else f"the attention of {kind} takes"
+        text = f"{what} {share:.0%} less time"
+    if advice.stands_in:
+        return f"{advice.stands_in} {text}{flags and f' with {flags}'}. Measure it: `nsa-tune run`."
+    start = f"Set {flags}" if flags else "Keep what you have"
+    return f"{start}: {text}{_first_token(advised, given)}.{_count(advice, advised)}"
 
 
-def _load(advice: Advice, outcome: Outcome, before: Outcome | None = None) -> str:
-    """What that gives for a trace: the time to first token, and how many engines it needs."""
-    if outcome.served is None:
+def _first_token(advised: Outcome, given: Outcome) -> str:
+    """What that gives: the mean time to first token, and why it is so long without."""
+    if advised.served is None or given.served is None:
         return ""
-    mean = _s(outcome.served.ttft_s["mean"])
-    if before is not None and before.served is not None:
-        was = _s(before.served.ttft_s["mean"])
-        text = f", and the mean time to first token is {mean} instead of {was}"
-    else:
-        text = f" (mean time to first token {mean})"
-    if advice.engines == 1:
-        return text
+    mean, was = _s(advised.served.ttft_s["mean"]), _s(given.served.ttft_s["mean"])
+    if advised is given:
+        return f" (mean time to first token {mean})"
+    text = f", and the mean time to first token is {mean} instead of {was}"
+    span_s, takes_s = given.served.span_s, given.prefill_s + (given.decode_s or 0.0)
+    queue = f": as given, passes take {takes_s:.0f} s in {span_s:.0f} s, so requests queue"
+    return text + queue * (takes_s > 1.05 * span_s)
+
+
+def _count(advice: Advice, advised: Outcome) -> str:
+    """How many engines the trace needs, where that is not surely one."""
+    alone, tp = advice.outcome(ALONE), advice.given.number("tp") or 1
+    if alone is None:
+        return ""
+    usual, _, longest = (run.engines for run in alone.runs)
+    serves = f"serves {1 / usual:.0%} of" if usual > 1 else "just keeps up with"
+    more = "the more" if advised.engines[0] < advised.engines[1] else "also"
     return (
-        f"{text}. Start {advice.engines} such engines, which take requests in turn: one serves "
-        f"only {1 / advice.load:.0%} of this load, and fewer may not keep up"
+        f" One engine ({tp} GPUs) {serves} this load; {_needs(advised, tp)} keep up, {more} where "
+        f"all passes take {advice.error:.0%} longer. --speed "
+        f"{floor(100 * advice.speed / longest) / 100:g} is what one serves then."
     )
 
 
-def bf16_or_fp8(bf16: Outcome, fp8: Outcome) -> str:
+def _needs(outcome: Outcome, tp: int) -> str:
+    """The engines that serve the trace: by the prices, and surely."""
+    counts = sorted({*outcome.engines})
+    engines, gpus = (" to ".join(str(n * times) for n in counts) for times in (1, tp))
+    return f"{engines} engine{'s' * (counts[-1] > 1)} ({gpus} GPUs)"
+
+
+def bf16_or_fp8(bf16: Outcome, fp8: Outcome, tp: int = 1) -> str:
     """Which KV format serves a trace better, and why; or what to measure."""
     room = f"fp8 holds {fp8.pool_tokens / bf16.pool_tokens:.1f} times the tokens"
     if bf16.served is None or fp8.served is None:
@@ -89,13 +102,22 @@ def bf16_or_fp8(bf16: Outcome, fp8: Outcome) -> str:
     if first or later:
         both = f"{first or 'unsure'} for the first token, {later or 'unsure'} for the next ones"
         verdict = first if first == later else both
+    needed = [_needs(outcome, tp) for outcome in (bf16, fp8)]
+    needs, count = f"both need {needed[0]}", "so many"
+    if needed[0] != needed[1]:
+        needs = f"bf16 needs {needed[0]}, fp8 {needed[1]}"
+        count = f"{bf16.engines[1]} and {fp8.engines[1]} engines"
+        fewer = "bf16" if bf16.engines < fp8.engines else "fp8"
+        signs = {(a > b) - (a < b) for a, b in zip(bf16.engines, fp8.engines, strict=True)}
+        verdict = f"{fewer} {'takes' if len(signs) == 1 else 'may take'} fewer GPUs"
     first_a, first_b, later_a, later_b = (
         _s(times["mean"])
         for times in (bf16.served.ttft_s, fp8.served.ttft_s, bf16.served.tpot_s, fp8.served.tpot_s)
     )
     return (
-        f"{verdict}: the first token takes {first_a} on average (fp8: {first_b}), each one after "
-        f"it, with the prefills in between, {later_a} (fp8: {later_b}); {room}"
+        f"{verdict}: {needs}; with {count} the first token takes {first_a} on average (fp8: "
+        f"{first_b}), each one after it, with the prefills in between, {later_a} (fp8: {later_b}); "
+        f"{room}"
     )
 
 
@@ -119,22 +141,23 @@ def does_not_fit(memory: Memory, launch: Launch) -> str:
     )
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def _row(outcome: Outcome, *, several: bool) -> tuple[str, ...]:
     decode = "-" if outcome.decode_s is None else f"{outcome.decode_s:.5g}"
-    row = outcome.name, f"{outcome.prefill_s:.5g}", decode
+    count = f", {outcome.engines[1]} engine{'s' * (outcome.engines[1] > 1)}"
+    name = outcome.name + count * (several and not outcome.name.startswith(ALONE))
+    row = name, f"{outcome.prefill_s:.5g}", decode
     if outcome.served is None:
         return row
-    tokens = f"{outcome.served.output_tokens_per_s:.0f}"
-    ttft = interval(outcome, "mean"), interval(outcome, "p90")
-    return (*row, *ttft, _s(outcome.served.tpot_s["p90"]), tokens)
+    times, keeps_up = outcome.served, outcome.served.engines == 1
+    p90 = _s(times.ttft_s["p90"]) if keeps_up else _GROWING
+    ttft, tokens = interval(outcome), f"{times.output_tokens_per_s:.0f}"
+    return (*row, ttft, p90, _s(times.tpot_s["p90"]), tokens)
 
 
-def interval(outcome: Outcome, which: str) -> str:
-    """A time to first token with its ends, by how far the model may be off. Where the queue grows
-    as long as the trace lasts, its length says how long that is, and nothing else."""
-    ends = (_s(run.ttft_s[which]) if run.engines == 1 else _GROWING for run in outcome.runs)
-    usual, least, most = ends
-    return f"{usual} ({least} to {most})"
+def interval(outcome: Outcome) -> str:
+    """The mean time to first token with its ends; none where the queue grows to the trace's end."""
+    ends = [_s(run.ttft_s["mean"]) if run.engines == 1 else _GROWING for run in outcome.runs]
+    return ends[0] if len({*ends}) == 1 else f"{ends[0]} ({ends[1]} to {ends[2]})"
 
 
 def _s(seconds: float) -> str:
@@ -160,21 +183,21 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
             f"({memory.pool_tokens:,} tokens) in each GPU's {memory.device_gib:.0f} GiB; "
             f"{1 - memory.static_fraction:.0%} left for activations and graphs",
         )
+    yield "Engine", f"{advice.release} is assumed (--engine-version)"
     advised, plugin = advice.usual, advice.outcome(WITH_PLUGIN)
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
     if advised and (other := advice.outcome(OTHER_FORMAT)):
-        # Never advised, as answers change with the format.
-        tokens = f"{other.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
-        yield other.name.capitalize(), f"{tokens}; answers change: {other.command}"
-    if advice.error:
-        error = f"{advice.error:.0%}"
+        text = f"answers change; {other.pool_tokens:,} tokens fit: {other.command}"
+        yield other.name.capitalize(), text
+    if advised and advised.served:
         yield (
-            "Intervals",
-            f"if all passes took {error} less or more; one in four measured is off by more"
-            + f"; {_GROWING}: that engine would not keep up, so requests wait ever longer"
-            * any(run.engines > 1 for outcome in advice.outcomes for run in outcome.runs),
+            "Prefill s, decode s",
+            "passes of one engine, those that the fastest flags run, in "
+            f"{advised.served.span_s:.0f} s of trace: where they take longer, requests queue, and "
+            f"where that is {_GROWING} they would wait ever longer",
         )
+        yield "Intervals", advice.intervals
     yield "Priced by", advice.source
 
 
@@ -185,5 +208,4 @@ def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
     if share <= 0.005:
         return f"saves nothing more here than {than}"
     what = "prefills" if advice.whole_passes else "attention of prefills"
-    what = f"takes another {share:.0%} off the {what} with {than}"
-    return "; ".join((what, *advice.plugin, "`nsa-tune doctor` says what of it is on in yours"))
+    return f"takes another {share:.0%} off the {what} with {than} (`nsa-tune doctor`: is it on?)"

@@ -66,7 +66,7 @@ class AttentionPrices:
         select keys; the others reuse a selection. NoTunedData without a table.
         """
         if dispatcher.table is None:
-            raise NoTunedData("there is nothing to price with; `nsa-tune gpus` lists what there is")
+            raise NoTunedData("no answer, as nothing like this was measured: see `nsa-tune gpus`")
         self.dispatcher, self.engine = dispatcher, engine
         self.setting = dispatcher.setting
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered

@@ -117,9 +117,13 @@ class Deployment:
         if kv_dtype is not None and launch.kv_dtype is None:
             launch = launch.changed(launch.kv_flag(kv_dtype))
         self.launch, self.version = launch, settings.version or _NEWEST
+        vllm_release = f"vLLM {settings.version or VLLM_0_33_0.name.split()[-1]}"
+        self.release = f"SGLang {self.version}" if launch.engine == "sglang" else vllm_release
         dispatcher = open_dispatcher(self.heads, self.kv_dtype)
         self.passes = opened(dispatcher, launch, settings, selecting)
         self.prices, self.setting = PriceList(self.passes), self.passes.attention.setting
+        device, shapes = self.setting.device.name, self.setting.profile.name
+        self.where = f"{device}, {shapes}, {self.heads} heads, {self.kv_dtype}"
         self.model, self.measured = self.passes.model, self.passes.measured
         """Prices whole passes, fitted to measured ones; None where attention alone is priced."""
         sources = [dispatcher.source, *([self.measured.source] if self.measured else [])]

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from nsa_tune._errors import NoTunedData, UsageError
-from nsa_tune.reports.traffic.advice import MOST_ENGINES, notes_on, notes_on_plugin
+from nsa_tune.reports.traffic.advice import MOST_ENGINES, measured_runs, notes_on
 from nsa_tune.reports.traffic.attention import PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.launch import flags_of
@@ -65,11 +65,9 @@ class GoalAnswer:
     goal: Goal
     traffic: str
     candidates: tuple[Candidate, ...]
-    """The cheapest without the plug-in and with it, the cheaper one first; where none holds the
-    goal, the nearest."""
+    """The cheapest without the plug-in and with it, or the nearest; the cheaper one first."""
     sure: Candidate | None
-    """Like the first where every pass takes as much longer as the model may be off; None where
-    the first does not hold the goal."""
+    """The first where passes take longer by the model's error; None where it holds no goal."""
     source: str
     error: float
     notes: tuple[str, ...]
@@ -84,7 +82,10 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     NoTunedData where whole passes are not known, UsageError when none fits, or without a trace."""
     if traffic.trace is None:
         raise UsageError("a goal needs the requests of --trace")
-    notes = (*notes_on(deployments[0], traffic), *notes_on_plugin(deployments[0]))
+    notes = (
+        *notes_on(deployments[0], traffic),
+        f"intervals: {measured_runs(deployments[0])}",
+    )
     fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
         raise UsageError("none of these deployments fits into memory; use a larger --tp in --flags")
@@ -143,7 +144,7 @@ def _candidate(
     option: Deployment, traffic: Traffic, goal: Goal, plugin: bool, engines: int
 ) -> Candidate:
     setups = Setups(PLUGIN, PLUGIN) if plugin else option.best_setups()
-    changes = {} if plugin else flags_of(setups.prefill, setups.decode)
+    changes = flags_of(setups.prefill, setups.decode)
     requests = option.requests(replace(traffic, engines=engines))
     served = option.serve(requests, setups, goal.factor, keep=True)
     command = option.launch.changed(changes).command(option.served)
@@ -193,7 +194,5 @@ def _how(candidate: Candidate) -> str:
 def _times(candidate: Candidate) -> str:
     ttft, tpot = candidate.served.ttft_s["p90"], candidate.served.tpot_s["mean"]
     tokens = candidate.engines * candidate.served.output_tokens_per_s
-    return (
-        f"time to first token p90 {ttft:.3g} s, {tpot * 1e3:.3g} ms a token, {tokens:.0f} output "
-        "tokens/s"
-    )
+    text = f"time to first token p90 {ttft:.3g} s, {tpot * 1e3:.3g} ms a token"
+    return f"{text}, {tokens:.0f} output tokens/s"

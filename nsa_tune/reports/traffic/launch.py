@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
@@ -168,11 +168,3 @@ def flags_of(*setups: str) -> dict[str, str]:
     """The flags that setups of `AttentionPrices` name; the default names none."""
     pairs = (setup.partition(" ") for setup in setups)
     return {name: value for name, _, value in pairs if value}
-
-
-def differences(before: Launch, after: Launch) -> Iterator[str]:
-    """Lines of a diff between two launches."""
-    for sign, one, other in (("-", before, after), ("+", after, before)):
-        for name, value in one.flags.items():
-            if other.flags.get(name) != value:
-                yield f"{sign} {name}{' ' if name.startswith('-') else '='}{value}".rstrip()

@@ -15,7 +15,7 @@ from typing import Any
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.frame import offline
 from nsa_tune.reports.html.markup import article, heading, html_table, note, said
-from nsa_tune.reports.traffic.advice import notes_on, notes_on_plugin, of_another_gpu, prices_decode
+from nsa_tune.reports.traffic.advice import measured_runs, notes_on, prices_decode, standing_in
 from nsa_tune.reports.traffic.answer import does_not_fit
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
@@ -57,23 +57,23 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     best, _ = deployment.best_flag(extend=True)
     simulated = requests and deployment.model is not None and deployment.fits
     served_too = {DEFAULT, PLUGIN, best} if simulated else set()
-    foreign = of_another_gpu(deployment)
+    foreign = standing_in(deployment)
     names = [name for name in deployment.passes.setups if not (foreign and name == PLUGIN)]
     setups = [_setup(deployment, requests, name, name in served_too) for name in names]
     extends = [shape for shape in counted if shape.batch.mode == "extend"]
     prefills = sum(shape.count for shape in extends)
     passes = {"prefill": prefills, "decode": sum(shape.count for shape in counted) - prefills}
-    scheduler, setting = deployment.scheduler, deployment.setting
-    key = setting.device.name, setting.profile.name, f"{setting.heads} heads", deployment.kv_dtype
+    scheduler = deployment.scheduler
     facts = {
-        "engine": ", ".join(key), "priced by": deployment.source,
+        "engine": f"{deployment.where}, {deployment.release}", "priced by": deployment.source,
         "chunk": f"{scheduler.chunk_tokens} tokens",
         "requests at once": f"up to {scheduler.max_running}",
         "KV pool": f"{scheduler.pool_tokens} tokens",
     }  # fmt: skip
     whole = deployment.model is not None
-    notes = [*notes_on(deployment, traffic), *([] if foreign else notes_on_plugin(deployment))]
-    headline = _headline(setups, best, whole)
+    runs = [f"intervals: {measured_runs(deployment)}"] if simulated else []
+    notes = [*runs, *notes_on(deployment, traffic)]
+    headline = _headline(setups, best, whole, foreign)
     if deployment.memory is not None and not deployment.fits:
         headline = f"{does_not_fit(deployment.memory, deployment.launch)} {headline}"
     return Replay(
@@ -82,19 +82,18 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     )  # fmt: skip
 
 
-def _headline(setups: list[Row], best: str, whole: bool) -> str:
+def _headline(setups: list[Row], best: str, whole: bool, foreign: str) -> str:
     """What the plug-in and the best flag are worth, in a sentence."""
     saved = {row["setup"]: row["prefill saved"] for row in setups}
     if saved[DEFAULT] is None:
         return "The trace has no prefills that are priced."
     parts = "prefills take" if whole else "the attention of prefills takes"
-    text = "The plug-in takes no table of another GPU"
+    text = foreign and f"{foreign} "
     if PLUGIN in saved:
-        text = f"With the plug-in {parts} {saved[PLUGIN]:.1%} less time than by default"
+        text = f"With the plug-in {parts} {saved[PLUGIN]:.1%} less time than by default; "
     if best == DEFAULT:
-        return f"{text}; no flag saves any."
-    less = f"{saved[best]:.1%}" if PLUGIN in saved else f"{parts} {saved[best]:.1%} less time"
-    return f"{text}; with the best flag, {best}, {less}."
+        return f"{text}no flag saves any."
+    return f"{text}with the best flag, {best}, {parts} {saved[best]:.1%} less time."
 
 
 def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated: bool) -> Row:
@@ -131,6 +130,8 @@ def tables(replayed: Replay) -> Iterator[DisplayTable]:
     yield _table(f"{what} by setup", replayed.setups)
     if replayed.ways:
         yield _table("Prefills with the plug-in, by the way that they run", replayed.ways)
+    facts = [{"fact": name, "value": value} for name, value in replayed.facts.items()]
+    yield _table("What this rests on", facts)
 
 
 def _table(title: str, rows: list[Row]) -> DisplayTable:
@@ -157,15 +158,9 @@ def as_html(replayed: Replay) -> str:
     sentence = re.sub(r"(--[\w-]+ \w+)", r"`\1`", replayed.headline)
     answer = article(_VIEW, said(number, "less prefill time", sentence), kind="answer")
     cards = (article(_VIEW, heading(table) + html_table(table)) for table in tables(replayed))
-    facts = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in replayed.facts.items()
-    )
     section = (
         '<section class="table" aria-labelledby="title">\n'
         f'<h2 id="title">{escape(replayed.facts["engine"])}</h2>\n{answer}{"".join(cards)}\n'
-        f"{''.join(map(note, replayed.notes))}\n"
-        f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl></details>\n'
-        "</section>"
+        f"{''.join(map(note, replayed.notes))}\n</section>"
     )
     return offline(None).page(title, header, [section], None)

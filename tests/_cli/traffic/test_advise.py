@@ -6,15 +6,13 @@ import json
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nsa_tune._cli.shared.options import known_model
-from nsa_tune.reports.traffic.advice import Outcome, shared
+from nsa_tune.reports.traffic.advice import Outcome, keeping_up
 from nsa_tune.reports.traffic.answer import bf16_or_fp8, interval
-from nsa_tune.reports.traffic.deployment import Traffic
 from nsa_tune.reports.traffic.served import Served
 from tests.reports.traffic.deployments import H200, LONG_PROMPTS, SHORT_PROMPTS, write_trace
 from tests.shell import Result, Shell
@@ -62,8 +60,7 @@ def test_an_fp8_user_is_not_sent_back_to_bf16(advise: Any, trace: str) -> None:
 
     words = command_of(answer)
     assert words[words.index("--kv-cache-dtype") + 1] == "fp8_e4m3"
-    assert "- --kv-cache-dtype" not in answer.out
-    assert "+ --dsa-prefill-backend flashmla_sparse" in answer.out
+    assert answer.out.startswith("Set --dsa-prefill-backend flashmla_sparse: ")
 
 
 def test_a_model_that_reuses_selections_takes_less_and_is_what_is_launched(
@@ -131,8 +128,8 @@ def test_the_other_formats_row_says_its_flags(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", BF16)
 
     assert re.search(
-        r"^With a pool in fp8: [0-9,]+ tokens fit instead of [0-9,]+; "
-        r"answers change: python .* --dsa-prefill-backend flashmla_sparse$", answer.out, re.M,
+        r"^With a pool in fp8: answers change; [0-9,]+ tokens fit: "
+        r"python .* --dsa-prefill-backend flashmla_sparse$", answer.out, re.M,
     )  # fmt: skip
 
 
@@ -146,26 +143,20 @@ def test_bf16_or_fp8_is_answered_right_below_the_advice(
     assert verdict.endswith("; fp8 holds 1.6 times the tokens.")
 
 
-def test_a_better_format_than_the_commands_is_pointed_out(advise: Any, tmp_path: Path) -> None:
-    busy = write_trace(tmp_path / "busy.jsonl", [(i * 0.15, 600, 60) for i in range(60)])
-    hint = " The command keeps fp8; that for bf16 is below."
-
-    assert advise("--trace", str(busy), "--flags", FP8).out.splitlines()[1].endswith(hint)
-    assert "The command keeps" not in advise("--trace", str(busy), "--flags", BF16).out
-
-
-def _outcome(ttft_s: float, tpot_s: float, pool_tokens: int = 100) -> Outcome:
+def _outcome(
+    ttft_s: float, tpot_s: float, pool_tokens: int = 100, engines: tuple[int, int] = (1, 1)
+) -> Outcome:
     runs = [
         Served(1.0, 1.0, {"mean": factor * ttft_s}, {"mean": factor * tpot_s}, 1.0)
         for factor in (1.0, 0.8, 1.2)
     ]
-    return Outcome("", "", 1.0, 1.0, pool_tokens, *runs)
+    return Outcome("", "", 1.0, 1.0, pool_tokens, engines, tuple(runs))
 
 
 @pytest.mark.parametrize(
     ("bf16", "fp8", "verdict"),
     [
-        ((1.0, 0.1), (1.5, 0.2), "bf16: the first token takes 1 s on average (fp8: 1.5 s)"),
+        ((1.0, 0.1), (1.5, 0.2), "bf16: both need 1 engine (1 GPUs); with so many the first token"),
         ((1.5, 0.2), (1.0, 0.1), "fp8: "),
         ((1.0, 0.1), (1.05, 0.105), "No sure difference, so send the trace to an engine with each"),
         ((1.0, 0.2), (1.5, 0.1), "bf16 for the first token, fp8 for the next ones: "),
@@ -179,7 +170,7 @@ def test_a_verdict_on_the_kv_format_needs_a_sure_difference(
 
 
 def test_without_whole_passes_no_format_is_said_to_be_better() -> None:
-    attention = Outcome("", "", 1.0, 1.0, 100, None)
+    attention = Outcome("", "", 1.0, 1.0, 100, (1, 1))
 
     assert bf16_or_fp8(attention, attention).startswith("Not known, as whole passes were not")
 
@@ -298,34 +289,51 @@ def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> Non
     assert advise(f"{short}.csv", "--flags", FP8).err.endswith("No such file or directory\n")
 
 
-def test_how_sure_the_plugins_gain_is_stands_beside_it(advise: Any, trace: str) -> None:
+def test_one_figure_says_how_sure_the_intervals_are(advise: Any, trace: str) -> None:
     out = advise("--trace", trace, "--flags", FP8).out
-    beside = re.findall(r"^The plug-in: .*$", out, re.M)[0]
 
-    assert "52% too low to 5% too high on 12 traces in an engine" in out
-    between = "between 17 percentage points below and 38 above its estimate"
-    assert beside.index("takes another") < beside.index(between)
-    assert "never ran with more than two ranks" in beside
+    assert len(re.findall(r"^Intervals: .*; 9 of 24 measured runs were inside", out, re.M)) == 1
+    assert "never ran with more than two ranks" in out
+    dp = advise("--trace", trace, "--flags", f"{FP8} --dp 8 --enable-dp-attention").out
+    assert "longer; no trace was measured with 128 heads on a GPU" in dp
 
 
-def test_so_many_engines_are_started_as_keep_up_where_passes_take_longer() -> None:
-    class Engine(SimpleNamespace):
-        def requests(self, traffic: Traffic) -> int:
-            return traffic.engines
+def test_the_release_that_is_assumed_is_told(advise: Any) -> None:
+    assert "Engine: SGLang 0.5.23 is assumed" in advise("--flags", FP8).out
+    older = advise("--flags", FP8, "--engine-version", "0.5.17")
+    assert "Engine: SGLang 0.5.17 is assumed" in older.out
+    vllm = advise("--engine", "vllm", "--flags", "--tensor-parallel-size 8")
+    assert "Engine: vLLM 0.33.0 is assumed" in vllm.out
 
-        def serve(self, engines: int, _: object, factor: float) -> SimpleNamespace:
-            return SimpleNamespace(engines=max(4.9 * factor / engines, 1.0))
 
-    engine: Any = Engine(error=0.2, best_setups=lambda: None)
-    assert shared(engine, Traffic(), 4.9).engines == 6
-    assert shared(engine, Traffic(), 1.0).engines == 1
+def test_so_many_engines_are_advised_as_keep_up_where_passes_take_longer() -> None:
+    def counts(load: float) -> tuple[int, int]:
+        return keeping_up(lambda engines, factor: max(load * factor / engines, 1.0), 1.2)
+
+    assert [counts(load) for load in (4.9, 1.01, 0.9, 0.8)] == [(5, 6), (2, 2), (1, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp8", "verdict"),
+    [
+        ((5, 6), (4, 5), "fp8 takes fewer GPUs: bf16 needs 5 to 6 engines (40 to 48 GPUs), fp8 4"),
+        ((5, 6), (5, 5), "fp8 may take fewer GPUs: "),
+        ((1, 2), (2, 3), "bf16 takes fewer GPUs: bf16 needs 1 to 2 engines (8 to 16 GPUs), fp8 2"),
+        ((2, 2), (2, 2), "fp8: both need 2 engines (16 GPUs); with so many the first token takes"),
+    ],
+)
+def test_of_both_formats_the_gpus_they_need_decide(
+    bf16: tuple[int, int], fp8: tuple[int, int], verdict: str
+) -> None:
+    one, other = _outcome(1.5, 0.2, engines=bf16), _outcome(1.0, 0.1, engines=fp8)
+    assert bf16_or_fp8(one, other, 8).startswith(verdict)
 
 
 def test_a_queue_that_grows_has_no_time_to_first_token() -> None:
     usual, late = (Served(100.0, wall_s, {"mean": 5.0}, {}, 1.0) for wall_s in (101.0, 140.0))
 
-    outcome = Outcome("", "", 1.0, 1.0, 100, usual, usual, late)
-    assert interval(outcome, "mean") == "5 s (5 s to growing)"
+    outcome = Outcome("", "", 1.0, 1.0, 100, (1, 1), (usual, usual, late))
+    assert interval(outcome) == "5 s (5 s to growing)"
 
 
 def test_the_kv_pool_is_what_the_weights_leave(advise: Any, trace: str) -> None:
@@ -362,7 +370,7 @@ def test_with_and_without_a_trace_the_same_flag_is_advised(advise: Any, trace: s
     answers = [advise("--flags", FP8), advise("--flags", FP8, "--trace", trace)]
 
     for answer in answers:
-        assert "+ --dsa-prefill-backend flashmla_sparse" in answer.out
+        assert answer.out.startswith("Set --dsa-prefill-backend flashmla_sparse: ")
     assert "give --trace for your own traffic" in answers[0].out
 
 
@@ -382,22 +390,41 @@ def test_the_plugins_gain_is_that_of_whole_passes(advise: Any, short: str) -> No
     )
     assert found["whole_passes"]
     assert plugin["prefill_s"] < 0.9 * given["prefill_s"]
-    assert plugin["served"]["ttft_s"]["mean"] < given["served"]["ttft_s"]["mean"]
-    ends = [given[end]["ttft_s"]["mean"] for end in ("best", "served", "worst")]
-    assert ends == sorted(ends)
+    assert plugin["runs"][0]["ttft_s"]["mean"] < given["runs"][0]["ttft_s"]["mean"]
+    usual, least, most = (run["ttft_s"]["mean"] for run in given["runs"])
+    assert least <= usual <= most
 
 
 def test_an_overloaded_engine_is_told_how_many_keep_up(advise: Any, crowd: str) -> None:
     answer = advise("--trace", crowd, "--flags", FP8)
     found = json.loads(advise("--trace", crowd, "--flags", FP8, "--json").out)
 
-    serves = round(100 / found["load"])
-    assert found["engines"] >= found["load"] > 1
+    given, advised, _, alone, _ = found["outcomes"]
+    likely, engines = advised["engines"]
+    assert alone["name"] == "one engine"
+    load, _, longest = (run["wall_s"] / run["span_s"] for run in alone["runs"])
+    assert engines >= likely >= load > 1
     first = answer.out.splitlines()[0]
-    assert f"Start {found['engines']} such engines, which take requests in turn: one" in first
-    assert f"serves only {serves}% of" in first
-    advised = found["outcomes"][1]["served"]
-    assert advised["wall_s"] < advised["span_s"] + 30
+    assert f"One engine (8 GPUs) serves {1 / load:.0%} of this load; {likely} " in first
+    assert f"--speed {int(100 / longest) / 100:g} is what one serves then." in first
+    assert f"    as given, {given['engines'][1]} engines " in answer.out
+    assert re.search(r"^    one engine +[0-9.]+ +[0-9.]+ +growing .* growing ", answer.out, re.M)
+    assert advised["runs"][0]["wall_s"] < advised["runs"][0]["span_s"] + 30
+
+
+def test_both_formats_need_the_same_whichever_is_typed(advise: Any, crowd: str) -> None:
+    bf16, fp8 = (advise("--trace", crowd, "--flags", flags).out for flags in (BF16, FP8))
+    said = [out.splitlines()[1].partition(" The command keeps")[0] for out in (bf16, fp8)]
+
+    assert said[0].rstrip(".") == said[1].rstrip(".")
+    assert "engines (" in said[0]
+
+
+def test_why_the_given_flags_let_requests_queue_is_told(advise: Any, tmp_path: Path) -> None:
+    busy = write_trace(tmp_path / "busy.jsonl", [(i * 0.62, 8192, 6) for i in range(200)])
+    first = advise("--trace", str(busy), "--flags", FP8).out.splitlines()[0]
+
+    assert re.search(r"as given, passes take \d+ s in \d+ s, so requests queue", first)
 
 
 def test_a_decision_log_weights_its_batches(advise: Any, tmp_path: Path) -> None:
@@ -441,7 +468,11 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
     """The H100's table, besides, has no times of SGLang's decode kernel over bf16."""
     answer = Shell(capsys)("advise", "--gpu", "H20", "--flags", "--tp 8", "--trace", short)
 
-    assert "times are another GPU's" in answer.out
+    assert answer.out.startswith(
+        "Nothing was measured for NVIDIA H20, deepseek-v3.2, 16 heads, bf16: by "
+    )
+    assert "by times of NVIDIA H100 80GB HBM3, which may be several times off" in answer.out
+    assert command_of(answer)[-2:] == ["--tp", "8"]
     assert "    with the plug-in " not in answer.out
     assert re.search(r"^    as given .* -$", answer.out, re.MULTILINE)
 

@@ -92,7 +92,7 @@ def test_without_a_table_the_engine_decides_and_one_line_says_so(
         assert engine.decided(backend, engine.batch([0], [64]))[:2] == (True, "flashmla_kv")
 
     (line,) = [r.message for r in caplog.records]
-    assert "answers, without measurements: nothing is tuned for deepseek-v3.2" in line
+    assert "chooses by itself: nothing is tuned for deepseek-v3.2" in line
 
 
 def test_a_table_of_another_gpu_is_left_alone(
