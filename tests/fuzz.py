@@ -56,7 +56,7 @@ from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.tables.bodies import of_keys
-from nsa_tune.fleet.service.tables.index import Index
+from nsa_tune.fleet.service.tables.index import Held, Index
 from nsa_tune.fleet.service.tables.uploads import checked, merge
 from nsa_tune.remote.address import Address
 from nsa_tune.remote.fetching import fetched
@@ -70,7 +70,7 @@ Case: TypeAlias = Callable[[Random, Path], bool]
 
 _READERS: tuple[Callable[[Path], object], ...] = (
     read_database, read_histories, read_checks, keys_in, newest_in, state_of, runs_of, newest_of,
-    lambda path: run_table(path, 1),
+    lambda path: run_table(path, 1), lambda path: _held(path).keys,
 )  # fmt: skip
 _QUICK = frozenset({"trace", "log", "http"})
 _CASE_S = 10
@@ -88,6 +88,11 @@ _BATCHES = [
     Batch.extend([0], [64]), Batch.extend([512, 1920], [64, 128]), Batch.extend([30720], [2048]),
     Batch.decode([8192] * 16), Batch.verify([4096] * 8, 2), Batch.extend([2**20], [2**20]),
 ]  # fmt: skip
+
+
+def _held(path: Path) -> Held:
+    with closing(Index(path)) as index:
+        return index.held()
 
 
 class _TooLong(Exception):

@@ -28,7 +28,7 @@ from nsa_tune.db.text_table import (
 )
 from nsa_tune.db.values import checked, count_of, text_of
 
-_KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
+KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _DISCARDED_SINCE = 3
 """The schema that counts discarded samples."""
 _LIMITS_SINCE = 4
@@ -167,10 +167,10 @@ def wanted_keys(
     Raises:
         ValueError: when a key is not what nsa-tune writes.
     """
-    rows = connection.execute(_KEYS).fetchmany(MOST_KEYS + 1)
+    rows = connection.execute(KEYS).fetchmany(MOST_KEYS + 1)
     if len(rows) > MOST_KEYS:
         raise ValueError(f"more than {MOST_KEYS} keys")
-    for number, key in [(number, Key(*checked(_KEY, row))) for number, *row in rows]:
+    for number, key in [(number, key_of(row)) for number, *row in rows]:
         if wanted is None or wanted.matches(key):
             renew_budget(connection)
             yield number, key
@@ -252,6 +252,11 @@ def limits_of(
     """
     rows = connection.execute(_LIMITS, [number]) if version >= _LIMITS_SINCE else ()
     return {text_of(name): count_of(value) for name, value in rows}
+
+
+def key_of(facts: Sequence[object]) -> Key:
+    """The key of a row of its facts, each checked."""
+    return Key(*checked(_KEY, facts))
 
 
 def device(facts: Sequence[object]) -> Device:

@@ -6,14 +6,14 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Container, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.records import Key
-from nsa_tune.db.connection import connect_read_only, store_errors
+from nsa_tune.db.connection import reading, store_errors
+from nsa_tune.db.reader import KEYS, key_of
 
 # No row is ever deleted or changed, so those that are new have the higher numbers.
 _NEW_ROWS = (
@@ -27,7 +27,6 @@ _NEW_ROWS_OF_KEY = (
     "JOIN runs ON runs.id = run_id WHERE key_id = ?1) "
     "FROM runs JOIN measurements ON runs.id = run_id WHERE key_id = ?1 AND +measurements.id > ?2"
 )
-_KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _NEWEST_RUNS = "SELECT key_id, max(id) FROM runs GROUP BY key_id"
 _NEWEST_LIMITS = (
     "SELECT key_id, max(limits.id) FROM limits JOIN runs ON runs.id = run_id GROUP BY key_id"
@@ -138,9 +137,8 @@ class Index:
             return self.held().of(name)
         with self._lock_of_keys:
             version = self.version()
-            with store_errors(self._path), closing(connect_read_only(self._path)) as connection:
+            with reading(self._path) as (connection, _):
                 connection.set_progress_handler(None, 0)
-                connection.execute("BEGIN")
                 of_keys = self._of_keys
                 for number, entry in _new_keys(connection, of_keys).items():
                     of_keys[number] = (_NEVER, entry)
@@ -152,10 +150,9 @@ class Index:
         return tuple(entry for entry in entries if entry.succeeded)
 
     def _read(self, version: int) -> Held:
-        with store_errors(self._path), closing(connect_read_only(self._path)) as connection:
+        with reading(self._path) as (connection, _):
             # The service's own database may take longer than a stranger's.
             connection.set_progress_handler(None, 0)
-            connection.execute("BEGIN")
             entries = self._entries | _new_keys(connection, self._entries)
             for number, count, newest, at, succeeded in connection.execute(
                 _NEW_ROWS, [self._newest]
@@ -177,8 +174,8 @@ class Index:
 
 def _new_keys(connection: sqlite3.Connection, known: Container[int]) -> dict[int, Entry]:
     return {
-        number: Entry(number, Key(gpu, driver, tuple(json.loads(libraries).items()), *rest))
-        for number, gpu, driver, libraries, *rest in connection.execute(_KEYS)
+        number: Entry(number, key_of(facts))
+        for number, *facts in connection.execute(KEYS)
         if number not in known
     }
 

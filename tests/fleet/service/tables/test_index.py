@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db.store import Store
 from nsa_tune.fleet.service.tables.index import Index
+from tests.db.loose import loosen
 from tests.records import DEVICE, KEY, failed, ok
 
 NAME = (KEY.gpu, KEY.model, KEY.heads, KEY.kv_layout)
@@ -53,3 +56,20 @@ def test_who_asks_for_a_key_waits_for_no_reading_of_all(
     monkeypatch.setattr(Index, "_read", read)
     with closing(Index(store.path)) as index:
         assert [entry.measurements for entry in index.of(NAME)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["keys SET libraries = 'x'", "keys SET libraries = '[]'", "keys SET gpu = NULL",
+     "keys SET model = x'ff'", "measurements SET measured_at = x'ff'"],
+)  # fmt: skip
+def test_what_is_damaged_is_said_in_a_sentence(change: str, store: Store) -> None:
+    store.close()
+    loosen(store.path)
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute(f"UPDATE {change}")
+    with closing(Index(store.path)) as index:
+        with pytest.raises(StoreCorrupt, match="is damaged"):
+            index.held()
+        with pytest.raises(StoreCorrupt, match="is damaged"):
+            index.of(NAME)
