@@ -26,8 +26,7 @@ def lines(advice: Advice) -> Iterator[str]:
         yield f"bf16 or fp8? {text}."
     if advice.outcomes:
         yield from ("", f"    {advice.advised.command(advice.model)}", "")
-        alone = "" if advice.whole_passes else ", attention alone"
-        yield f"{advice.traffic}{alone}:"
+        yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
         columns = None if advice.outcomes[0].served else 3
         several = any(max(outcome.engines) > 1 for outcome in advice.outcomes)
         rows = (_TITLES, *(_row(outcome, several=several) for outcome in advice.outcomes))
@@ -103,10 +102,10 @@ def bf16_or_fp8(bf16: Outcome, fp8: Outcome, tp: int = 1) -> str:
         both = f"{first or 'unsure'} for the first token, {later or 'unsure'} for the next ones"
         verdict = first if first == later else both
     needed = [_needs(outcome, tp) for outcome in (bf16, fp8)]
-    needs, count = f"both need {needed[0]}", "so many"
+    needs, count = f"both need {needed[0]}", "there"
     if needed[0] != needed[1]:
         needs = f"bf16 needs {needed[0]}, fp8 {needed[1]}"
-        count = f"{bf16.engines[1]} and {fp8.engines[1]} engines"
+        count = f"with {bf16.engines[1]} and {fp8.engines[1]} engines"
         fewer = "bf16" if bf16.engines < fp8.engines else "fp8"
         signs = {(a > b) - (a < b) for a, b in zip(bf16.engines, fp8.engines, strict=True)}
         verdict = f"{fewer} {'takes' if len(signs) == 1 else 'may take'} fewer GPUs"
@@ -115,7 +114,7 @@ def bf16_or_fp8(bf16: Outcome, fp8: Outcome, tp: int = 1) -> str:
         for times in (bf16.served.ttft_s, fp8.served.ttft_s, bf16.served.tpot_s, fp8.served.tpot_s)
     )
     return (
-        f"{verdict}: {needs}; with {count} the first token takes {first_a} on average (fp8: "
+        f"{verdict}: {needs}; {count} the first token takes {first_a} on average (fp8: "
         f"{first_b}), each one after it, with the prefills in between, {later_a} (fp8: {later_b}); "
         f"{room}"
     )
@@ -188,8 +187,7 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
     if advised and (other := advice.outcome(OTHER_FORMAT)):
-        text = f"answers change; {other.pool_tokens:,} tokens fit: {other.command}"
-        yield other.name.capitalize(), text
+        yield other.name.capitalize(), f"answers change: {other.command}"
     if advised and advised.served:
         yield (
             "Prefill s, decode s",

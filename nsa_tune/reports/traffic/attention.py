@@ -66,7 +66,9 @@ class AttentionPrices:
         select keys; the others reuse a selection. NoTunedData without a table.
         """
         if dispatcher.table is None:
-            raise NoTunedData("no answer, as nothing like this was measured: see `nsa-tune gpus`")
+            raise NoTunedData(
+                f"no answer for {dispatcher.setting.device.name}: see `nsa-tune gpus`"
+            )
         self.dispatcher, self.engine = dispatcher, engine
         self.setting = dispatcher.setting
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered
