@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, log2
+from statistics import median
 from types import MappingProxyType
 
 from nsa_tune.autotune.workload.simulation import Pass
@@ -93,8 +95,7 @@ class PassPrices:
         attention = self.attention.of(batch, graph=graph, given=self.given)
         if self.model is None:
             return PassPrice(attention.us, PassMode.ENGINE)
-        in_graph = not extend or (graph and _padded(batch))
-        way = PassMode.ENGINE if in_graph else PassMode.EAGER
+        way = PassMode.ENGINE if not extend or (graph and _padded(batch)) else PassMode.EAGER
         us = {setup: self.model.us(batch, way, taken) for setup, taken in attention.us.items()}
         if not extend or not graph:
             return PassPrice(us, way)
@@ -126,16 +127,17 @@ class PassPrices:
 
 
 def _host_us(measured: EnginePasses, topk: int, share: float) -> dict[tuple[bool, bool], float]:
-    """What the host needs at most, (eager, selecting): the least that so many layers took with any
-    heads. Nothing where most layers ran: those of few take long for other reasons than waiting."""
-    least: dict[tuple[bool, bool], float] = {}
-    for passes in shipped_passes() if 2 * share <= 1 else ():
+    """What the host needs, (eager, selecting): the median of the least that engines of more layers
+    took. Nothing where most layers ran: those of few take long for other reasons than waiting."""
+    least = defaultdict[tuple[bool, bool], dict[int, float]](dict)
+    for number, passes in enumerate(shipped_passes() if 2 * share <= 1 else ()):
         alike = all(passes.key[name] == measured.key[name] for name in ("gpu", "model"))
-        for row in passes.passes if alike else ():
+        rows = passes.passes if alike and passes.layers > measured.layers else ()
+        for row in sorted(rows, key=lambda row: -row.us):
             if is_launched(row.batch, row.way):
-                kind, us = (row.way is PassMode.EAGER, row.batch.max_kv > topk), row.us
-                least[kind] = min(us * measured.layers / passes.layers, least.get(kind, inf))
-    return least
+                kind = row.way is PassMode.EAGER, row.batch.max_kv > topk
+                least[kind][number] = row.us * measured.layers / passes.layers
+    return {kind: median(of.values()) for kind, of in least.items()}
 
 
 def _padded(batch: Batch) -> bool:
@@ -186,6 +188,5 @@ def _alike(extend: bool, sums: Sums, topk: int) -> tuple[object, ...]:
     if not extend:
         return few, new // size, int(_CELLS * log2(kv))
     # What fits into another graph takes another time.
-    graph = graph_size(new)
-    context = int(_CELLS * log2(pairs / new + 1))
+    graph, context = graph_size(new), int(_CELLS * log2(pairs / new + 1))
     return few, graph, int(_CELLS * log2(new)), context, longest > topk, kv == new

@@ -157,13 +157,16 @@ def test_ranks_of_attention_dp_read_their_share_of_the_experts(kv_dtype: str) ->
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
-def test_a_host_needs_no_more_for_more_heads(kv_dtype: str) -> None:
-    """Passes of six layers that read all experts looked as if they had waited for their host."""
+def test_a_host_needs_what_it_takes_for_fewer_heads(kv_dtype: str) -> None:
+    """Passes of six layers that read all experts looked as if they had waited for their host: twice
+    as long. The fastest of the hosts that were measured is too fast: it took 1.6 ms a layer."""
     flags = Launch.parse("sglang", "--tp 8 --dp 8 --enable-dp-attention")
     rank = opened(dispatcher(128, kv_dtype), flags, EngineSettings())
 
     for batch in (Batch.extend([8192], [64]), Batch.extend([512], [64])):
-        assert rank.of(batch).us[DEFAULT] < 1.2 * prices(kv_dtype).of(batch).us[DEFAULT]
+        assert rank.of(batch).us[DEFAULT] < 1.4 * prices(kv_dtype).of(batch).us[DEFAULT]
+
+    assert rank.of(Batch.extend([8192], [64])).us[DEFAULT] > 61 * 1.9e3
 
 
 def test_without_measured_passes_attention_alone_is_priced() -> None:
