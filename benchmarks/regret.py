@@ -1,16 +1,16 @@
 """What a table's answers cost on batches that it was not tuned on, beside the engine's baseline.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
-    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--taken]
+    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--taken] [--offered]
     python benchmarks/regret.py table HELD_OUT...
     python benchmarks/regret.py left-out TABLE...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file, or a zip of some, anywhere: regret is the time of the arm that was chosen
 over the best arm's, minus one. Without --db the shipped table answers; --sums asks it without the
-lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA. Arms that the
-file has no times of are left out: what they would lose is not known. `table` prints what the
-shipped tables lose on several files. `left-out` answers for a table's own batches, an eighth each.
+lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA; --offered
+compares with arms that some plug-in takes, as `table` does. Arms without times in the file are left
+out. `table` is for several files. `left-out` answers for a table's own batches, an eighth each.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from nsa_tune.backend.baselines import SGLANG_0_5_17, SGLANG_0_5_23, VLLM_0_33_0
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
+from nsa_tune.backend.types.layouts import NO_PLUGINS
 from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
@@ -46,6 +47,7 @@ from nsa_tune.engines.with_costs import with_costs
 _TRIES = 1000
 """Random batches among which one leaves a choice, if any does."""
 _PARTS = 8
+_QUESTIONS = [(point, question) for point in POINTS.values() for question in point.questions]
 _KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
 
 Choose = Callable[[Batch], str | None]
@@ -128,8 +130,10 @@ def drawn(
                     break
 
 
-def cells(table: Table, point: str, question: Question) -> Iterator[Cell]:
-    """The batches of `table` on which `question` of the point called `point` has a choice."""
+def cells(
+    table: Table, point: str, question: Question, without: Set[str] = frozenset()
+) -> Iterator[Cell]:
+    """The batches on which `question` of `point` has a choice, the arms in `without` aside."""
     times: dict[str, dict[str, float]] = {}
     layers = profile_of(table.key.model).alike
     for row in (one.amortised(layers) for one in table.measurements):
@@ -137,9 +141,9 @@ def cells(table: Table, point: str, question: Question) -> Iterator[Cell]:
             times.setdefault(row.batch, {})[row.arm] = row.latency_us
     for word, by_arm in times.items():
         cost = {
-            choice: min(by_arm[arm] for arm in arms if arm in by_arm)
+            choice: min(by_arm[arm] for arm in timed)
             for choice, arms in question.choices.items()
-            if any(arm in by_arm for arm in arms)
+            if (timed := by_arm.keys() & {*arms} - without)
         }
         if len(cost) > 1:
             yield Cell(Batch.parse(word), cost)
@@ -225,8 +229,9 @@ def score(arguments: argparse.Namespace) -> None:
     for _, held_out in held_out_tables(arguments.table):
         key, dispatcher = held_out.key, opened(held_out, arguments.db)
         result = []
-        for point, question in _questions():
-            some = list(cells(held_out, point.name, question))
+        for point, question in _QUESTIONS:
+            without = NO_PLUGINS if arguments.offered else frozenset()
+            some = list(cells(held_out, point.name, question, without))
             if arguments.taken:
                 some = [one for one in some if is_taken(dispatcher, question, one.batch)]
             for name, choose in choosers(dispatcher, question).items() if some else ():
@@ -267,7 +272,7 @@ def left_out(arguments: argparse.Namespace) -> None:
             for name in rest.policies:
                 rest = with_costs(rest, name, rest.setting, partial(_outside, away))
             rows = tuple(row for row in whole.measurements if row.batch in away)
-            for point, question in _questions():
+            for point, question in _QUESTIONS:
                 for cell in cells(replace(whole, measurements=rows), point.name, question):
                     for who, choose in choosers(rest, question).items():
                         loss = cell.regret(choose(cell.batch))
@@ -286,8 +291,8 @@ def shipped_losses(files: Iterable[Path]) -> Iterator[tuple[str, str, list[float
     """(question, held-out table, regrets of the shipped table's choices) of held-out files."""
     for name, held_out in chain.from_iterable(map(held_out_tables, files)):
         dispatcher = opened(held_out, None)
-        for point, question in _questions():
-            batches = list(cells(held_out, point.name, question))
+        for point, question in _QUESTIONS:
+            batches = list(cells(held_out, point.name, question, NO_PLUGINS))
             # Where a table has no times the engine's baseline answers.
             if not batches or not dispatcher.policies[point.name].measured:
                 continue
@@ -304,12 +309,6 @@ def held_out_tables(path: Path) -> Iterator[tuple[str, Table]]:
     with zipfile.ZipFile(path) as packed, TemporaryDirectory() as folder:
         for name in sorted(packed.namelist()):
             yield f"{path.stem}/{name}", read_text(Path(packed.extract(name, folder)))
-
-
-def _questions() -> Iterator[tuple[Point, Question]]:
-    for point in POINTS.values():
-        for question in point.questions:
-            yield point, question
 
 
 def _print_rows(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
@@ -342,6 +341,7 @@ def main() -> None:
     scoring.add_argument("--db", type=Path)
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
     scoring.add_argument("--taken", action="store_true", help="kernels only where they run")
+    scoring.add_argument("--offered", action="store_true", help="only arms that plug-ins take")
     scoring.set_defaults(run=score)
     listing = commands.add_parser("table", help="the shipped tables' regret on several files")
     listing.add_argument("files", type=Path, nargs="+")
