@@ -240,9 +240,9 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
 
 def measured_runs(deployment: Deployment) -> str:
     """What intervals are, and how many measured runs of traces were inside (docs/replay.md)."""
-    runs = "9 of 24 measured runs were inside, most others slower"
-    if deployment.heads != 16:
-        runs = f"no trace was measured with {deployment.heads} heads on a GPU"
+    runs = f"no trace was measured with {deployment.heads} heads on a GPU"
+    if inside := {16: "9 of 24", 128: "5 of 30"}.get(deployment.heads):
+        runs = f"{inside} measured runs were inside, most others slower"
     return f"times to first token by passes {deployment.error:.0%} shorter or longer; {runs}"
 
 
