@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.connection import reading, store_errors
 from nsa_tune.db.reader import KEYS, key_of
+from nsa_tune.db.values import count_of, text_of
 
 # No row is ever deleted or changed, so those that are new have the higher numbers.
 _NEW_ROWS = (
@@ -159,13 +160,13 @@ class Index:
             ):
                 entry = entries[number]
                 entries[number] = replace(
-                    entry, measurements=entry.measurements + count, newest=newest,
-                    measured_at=max(entry.measured_at, at),
+                    entry, measurements=entry.measurements + count, newest=count_of(newest),
+                    measured_at=max(entry.measured_at, text_of(at)),
                     succeeded=entry.succeeded or bool(succeeded),
                 )  # fmt: skip
             for query, name in ((_NEWEST_RUNS, "newest_run"), (_NEWEST_LIMITS, "newest_limit")):
                 for number, newest in connection.execute(query):
-                    entries[number] = _with(entries[number], {name: newest})
+                    entries[number] = _with(entries[number], {name: count_of(newest)})
         self._entries = entries
         self._newest = max((entry.newest for entry in entries.values()), default=0)
         whole = tuple(entry for entry in entries.values() if entry.succeeded)
@@ -174,7 +175,7 @@ class Index:
 
 def _new_keys(connection: sqlite3.Connection, known: Container[int]) -> dict[int, Entry]:
     return {
-        number: Entry(number, key_of(facts))
+        count_of(number): Entry(number, key_of(facts))
         for number, *facts in connection.execute(KEYS)
         if number not in known
     }
@@ -185,9 +186,10 @@ def _renewed(connection: sqlite3.Connection, entry: Entry) -> Entry:
     row = connection.execute(_NEW_ROWS_OF_KEY, [entry.number, entry.newest]).fetchone()
     count, newest, at, succeeded, run, limit = row
     return replace(
-        entry, measurements=entry.measurements + count, newest=newest or entry.newest,
-        measured_at=max(entry.measured_at, at or ""),
-        succeeded=entry.succeeded or bool(succeeded), newest_run=run or 0, newest_limit=limit or 0,
+        entry, measurements=entry.measurements + count, newest=count_of(newest or entry.newest),
+        measured_at=max(entry.measured_at, text_of(at or "")),
+        succeeded=entry.succeeded or bool(succeeded), newest_run=count_of(run or 0),
+        newest_limit=count_of(limit or 0),
     )  # fmt: skip
 
 

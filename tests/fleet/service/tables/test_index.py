@@ -61,7 +61,8 @@ def test_who_asks_for_a_key_waits_for_no_reading_of_all(
 @pytest.mark.parametrize(
     "change",
     ["keys SET libraries = 'x'", "keys SET libraries = '[]'", "keys SET gpu = NULL",
-     "keys SET model = x'ff'", "measurements SET measured_at = x'ff'"],
+     "keys SET model = x'ff'", "keys SET id = 'x'", "runs SET id = 'x'",
+     "measurements SET measured_at = x'ff'", "measurements SET id = 'x' WHERE id = 1"],
 )  # fmt: skip
 def test_what_is_damaged_is_said_in_a_sentence(change: str, store: Store) -> None:
     store.close()
