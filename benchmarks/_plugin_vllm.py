@@ -10,7 +10,7 @@ from typing import Any
 
 from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.vllm.facts import facts_of
 from nsa_tune.engines.vllm.lengths import prefills_of
 from nsa_tune.engines.vllm.prefill import Prefill, around_build

@@ -42,7 +42,7 @@ from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.text_table import read_text
-from nsa_tune.engines.with_costs import with_costs
+from nsa_tune.engines.dispatchers import with_costs
 
 _TRIES = 1000
 """Random batches among which one leaves a choice, if any does."""

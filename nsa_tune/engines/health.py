@@ -19,10 +19,9 @@ from nsa_tune.backend.hardware import detect
 from nsa_tune.db import places
 from nsa_tune.db import reader as tables
 from nsa_tune.engines import probe
-from nsa_tune.engines.hooking import OFF_SWITCH, switched_off
 from nsa_tune.engines.plugin import Plugin
-from nsa_tune.engines.sources import in_source
-from nsa_tune.engines.symbols import Symbol
+from nsa_tune.engines.switches import OFF_SWITCH, switched_off
+from nsa_tune.engines.symbols import Symbol, in_source
 
 NAME = "nsa_tune"
 """The entry point, in every engine's group."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Generic, TypeVar
 
-from nsa_tune.engines.symbols import Symbol
+from nsa_tune.engines.symbols import Symbol, in_source
 
 Version = tuple[int, ...]
 
@@ -65,9 +65,6 @@ class KnownReleases(Generic[R]):
         number, last = _number(version), self._releases[-1]
         if self._newer is None or number is None or number[: len(last.last)] <= last.last:
             return None
-        # Imported only here: most processes of an engine need none of it.
-        from nsa_tune.engines.sources import in_source
-
         release = self._newer(last, number)
         there = (in_source(self.distribution, symbol)[0] for symbol in release.symbols)
         return release if all(there) else None

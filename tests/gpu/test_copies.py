@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.kernels import packed_fp8
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine
 from nsa_tune.engines.sglang.kernels import copies
 from nsa_tune.engines.sglang.kernels.copies import PADDING, READ_BACK, padded, read_back

@@ -13,7 +13,7 @@ def register() -> None:
 
 
 def _install() -> None:
-    from nsa_tune.engines.hooking import install
+    from nsa_tune.engines.plugin import install
     from nsa_tune.engines.sglang.plugin import PLUGIN
 
     install(PLUGIN)

@@ -13,8 +13,8 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.agreement import decides_by
 from nsa_tune.engines.decision_log import process_log as decision_log
+from nsa_tune.engines.dispatchers import opened
 from nsa_tune.engines.edge import LeftAlone
-from nsa_tune.engines.opened import opened as opened_for
 from nsa_tune.engines.sglang.costs.pass_overhead import with_pass_overhead, without_unsupported
 from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variable_set, why_not
@@ -62,7 +62,7 @@ def _prepared(
         if reason := why_not(Part.TABLE, Engine(model_runner, backend)):
             raise LeftAlone(f"nothing is decided by a table with {reason}")
         facts = facts_of(backend, model_runner)
-        dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
+        dispatcher = opened(EDGE, DEFAULT_BASELINE, facts.profile.name, facts.heads, facts.kv_dtype)
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
         return None
@@ -118,15 +118,6 @@ def check_hooks(backend: Any) -> None:
         # A process that has V4's backend need not have DSA's.
         if owner in classes and not hooks_on(getattr(type(backend), name, None)):
             say_once(logging.WARNING, f"{symbol.target} is not hooked: SGLang decides that itself")
-
-
-def opened(model: str, heads: int, kv_dtype: str) -> Dispatcher | None:
-    """The dispatcher that may steer; None, and a line that says why, where none may.
-
-    Raises:
-        NoTunedData: when there must be a table and is none.
-    """
-    return opened_for(EDGE, DEFAULT_BASELINE, model, heads, kv_dtype)
 
 
 def _measured(dispatcher: Dispatcher, impls: frozenset[str]) -> frozenset[str]:

@@ -18,8 +18,8 @@ from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.facts import facts_of, is_dense_mla
 from nsa_tune.engines.sglang.parallel import parallel
 from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
+from nsa_tune.engines.switches import asked_for, switched_on
 from nsa_tune.engines.symbols import hooks_on
-from nsa_tune.engines.variables import asked_for, switched_on
 
 
 class Part(StrEnum):

@@ -13,15 +13,18 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.agreement import NOTHING, decides_by
 from nsa_tune.engines.decision_log import process_log
+from nsa_tune.engines.dispatchers import opened
 from nsa_tune.engines.edge import LeftAlone
-from nsa_tune.engines.opened import opened
-from nsa_tune.engines.variables import DENSE_MLA, asked_for
+from nsa_tune.engines.switches import asked_for
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.edge import EDGE, attempt, say_once
 from nsa_tune.engines.vllm.facts import Facts, facts_of
 from nsa_tune.engines.vllm.prefill import Prefill
 from nsa_tune.engines.vllm.priced import priced, priced_dense
 from nsa_tune.engines.vllm.ranks import differing
+
+DENSE_MLA = "NSA_TUNE_DENSE_MLA"
+"""Environment variable: 1 steers dense MLA too, where no plug-in has run on a GPU yet."""
 
 
 def around_init(original: Callable[..., None], builder: Any, *rest: Any, **named: Any) -> None:

@@ -23,7 +23,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import NO_PLUGINS, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement
-from nsa_tune.engines.with_costs import with_costs
+from nsa_tune.engines.dispatchers import slower, with_costs
 
 SEQUENCE_US = 10.0
 """A prefill's row of request numbers, once a step."""
@@ -60,11 +60,11 @@ def priced(
         if row.arm.startswith("mha/"):
             if measured and batch.prefix_tokens:
                 return None
-            return _slower(row, merge_us(batch, setting))
+            return slower(row, merge_us(batch, setting))
         if row.arm == "mla/flashmla_sparse" and setting.layout is KVLayout.FP8_PACKED:
             paid = replace(row, pass_us=(row.pass_us or 0.0) + SEQUENCE_US * batch.batch_size)
             more_us = gather_us(batch, setting) + (LEAVING_US if leaving else 0.0)
-            return _slower(paid, more_us)
+            return slower(paid, more_us)
         return row
 
     return with_costs(dispatcher, "prefill", setting, pricing, without=NO_PLUGINS)
@@ -85,7 +85,7 @@ def priced_dense(dispatcher: Dispatcher, layers: int, workspace_tokens: int) -> 
         if row.arm == "mla/fa3_paged":
             return row
         expanded = "mha/sgl_fa3_merged" if batch.prefix_tokens else "mha/sgl_fa3"
-        return _slower(row, LAUNCH_US) if row.arm == expanded else None
+        return slower(row, LAUNCH_US) if row.arm == expanded else None
 
     return with_costs(dispatcher, "dense_prefill", setting, pricing)
 
@@ -103,13 +103,3 @@ def gather_us(batch: Batch, setting: Setting) -> float:
     row_bytes = KVLayout.FP8_PACKED.token_bytes(setting.profile.rank, setting.profile.rope)
     read_back = LAUNCH_US / 2 if not batch.prefix_tokens else 0.0
     return read_back + batch.q_tokens * (row_bytes + 2 * setting.profile.latent) / _BYTES_A_US
-
-
-def _slower(row: Measurement, more_us: float) -> Measurement:
-    assert row.latency_us is not None, "failures are not priced"
-    return replace(
-        row,
-        latency_us=row.latency_us + more_us,
-        low_us=None if row.low_us is None else row.low_us + more_us,
-        high_us=None if row.high_us is None else row.high_us + more_us,
-    )

@@ -49,5 +49,4 @@ RELEASES = (Release((0, 31), (0, 33), _SYMBOLS),)
 
 KNOWN = KnownReleases("vllm", RELEASES)
 release_of = KNOWN.release_of
-installed_version = KNOWN.installed_version
 checked = KNOWN.checked

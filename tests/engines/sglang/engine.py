@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from tests.engines.sglang.wheels import BACKEND, MODES, Wheel
 
 _CLASS = "DeepseekSparseAttnBackend"

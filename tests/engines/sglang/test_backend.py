@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.hardware import detect, nvml
-from nsa_tune.engines import opened
+from nsa_tune.engines import dispatchers
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.sglang import backend as module
 from nsa_tune.engines.sglang.backend import around_init, attach
@@ -41,7 +41,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(module, "installed_release", lambda: release_of(wheel.version))
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
-    for cached in (opened._dispatcher, decision_log):
+    for cached in (dispatchers._dispatcher, decision_log):
         cached.cache_clear()
     return Engine.of(wheel, monkeypatch)
 
@@ -317,7 +317,7 @@ def test_bf16_pools_have_tables_of_their_own(
 ) -> None:
     assert not hasattr(_built(engine, fp8=False), "_nsa_tune_prefill")  # the table is for fp8
     monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
-    opened._dispatcher.cache_clear()
+    dispatchers._dispatcher.cache_clear()
     backend = _built(engine, fp8=False)
 
     assert backend.token_to_kv_pool.dtype is torch.bfloat16

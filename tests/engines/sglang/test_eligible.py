@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang import eligible as module
 from nsa_tune.engines.sglang.eligible import (
     LONGEST_DENSE,

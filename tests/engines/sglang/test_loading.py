@@ -170,7 +170,7 @@ def test_a_method_that_has_gone_is_named(site: Site) -> None:
 def test_a_fault_of_the_plug_in_does_not_reach_the_engine(site: Site) -> None:
     """Its own loader would swallow it: here it does not even see one."""
     broken = (
-        "import nsa_tune.engines.hooking as i\n"
+        "import nsa_tune.engines.plugin as i\n"
         "def broken(*a): raise RuntimeError('made up')\n"
         "i.when_imported = broken"
     )

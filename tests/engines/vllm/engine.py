@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.vllm.prefill import around_build, around_capture
 from tests.engines.wheels import Wheel
 

@@ -14,7 +14,7 @@ import pytest
 from nsa_tune import Batch
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.hardware import detect, nvml
-from nsa_tune.engines import opened
+from nsa_tune.engines import dispatchers
 from nsa_tune.engines.decision_log import process_log, read_decisions
 from nsa_tune.engines.vllm.backend import around_init, attach
 from nsa_tune.engines.vllm.edge import EDGE
@@ -36,7 +36,7 @@ Changes = dict[str, Any]
 def engine(newest: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     _modules(monkeypatch)
-    for cached in (opened._dispatcher, process_log):
+    for cached in (dispatchers._dispatcher, process_log):
         cached.cache_clear()
     return Engine(newest)
 
@@ -170,7 +170,7 @@ def test_a_table_of_other_libraries_answers_within_the_limits_of_vllms(
     monkeypatch.setattr(detect, "library_versions", lambda: (("vllm", "0.33.0"),))
     builder = _builder(engine)
     attach(builder)
-    table = opened.opened(EDGE, VLLM_0_33_0, "deepseek-v3.2", 128, "fp8", 61)
+    table = dispatchers.opened(EDGE, VLLM_0_33_0, "deepseek-v3.2", 128, "fp8", 61)
 
     assert ATTRIBUTE in builder.__dict__
     assert table is not None

@@ -107,7 +107,7 @@ def test_a_method_of_another_signature_is_left_alone_and_named(site: Site) -> No
 def test_a_fault_of_the_plug_in_does_not_reach_the_engine(site: Site) -> None:
     """vLLM calls it without a guard of its own."""
     broken = (
-        "import nsa_tune.engines.hooking as i\n"
+        "import nsa_tune.engines.plugin as i\n"
         "def broken(*a): raise RuntimeError('made up')\n"
         "i.when_imported = broken"
     )

@@ -20,8 +20,8 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import NOT_SGLANGS, KVLayout
 from nsa_tune.backend.types.records import Measurement
+from nsa_tune.engines.dispatchers import with_costs
 from nsa_tune.engines.sglang.costs.engine_copies import read_back_us
-from nsa_tune.engines.with_costs import with_costs
 
 PASS_US = 300.0
 """For waiting until the device has caught up: the launches that the host had queued ahead. An

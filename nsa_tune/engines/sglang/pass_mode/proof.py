@@ -27,7 +27,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
-from nsa_tune.engines.variables import asked_for
+from nsa_tune.engines.switches import asked_for
 
 _FACTOR = 2.0
 """A way may be so many times as far from SGLang's own as SGLang's passes without a graph are. Of

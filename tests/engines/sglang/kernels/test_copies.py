@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.kernels import packed_fp8
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine
 from nsa_tune.engines.sglang.kernel_swap import Timing, Wins

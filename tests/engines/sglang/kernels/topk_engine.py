@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang.kernels.topk import around_topk
 from tests.engines.sglang.wheels import Wheel
 

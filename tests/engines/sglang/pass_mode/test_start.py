@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang import last_start, switch
 from nsa_tune.engines.sglang.pass_mode import start as module
 from nsa_tune.engines.sglang.pass_mode.hooks import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-DENSE_MLA = "NSA_TUNE_DENSE_MLA"
-"""1 steers vLLM where it runs dense MLA too: there no plug-in has run on a GPU yet."""
+OFF_SWITCH = "NSA_TUNE_DISABLE"
 _NO = ("0", "false", "no", "off")
 
 
@@ -17,6 +16,11 @@ def switched_on(name: str) -> bool:
 def asked_for(name: str) -> bool:
     """Whether the environment variable `name` switches on what is off by default."""
     return _value(name) not in ("", *_NO)
+
+
+def switched_off() -> bool:
+    """Whether the environment switches the plug-ins off."""
+    return asked_for(OFF_SWITCH)
 
 
 def _value(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_tune.engines.variables import asked_for, switched_on
+from nsa_tune.engines.switches import asked_for, switched_on
 
 
 @pytest.mark.parametrize(
