@@ -28,7 +28,7 @@ from benchmarks._plugin_vllm import steps
 from nsa_tune import Dispatcher
 from nsa_tune.backend.hardware import detect
 from nsa_tune.engines.decision_log import DecisionLog
-from nsa_tune.engines.sglang.costs.pass_overhead import with_pass_overhead
+from nsa_tune.engines.sglang.costs import with_pass_overhead
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.indexer import Indexer, around_context_lens
 from nsa_tune.engines.sglang.prefill import Answers, Prefill, around_prefill

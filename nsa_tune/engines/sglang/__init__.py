@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.edge import Edge
 
-__all__ = ["register"]
+__all__ = ["EDGE", "attempt", "register", "say_once"]
+
+EDGE = Edge("SGLang", log="nsa_tune.sglang")
+attempt = EDGE.attempt
+say_once = EDGE.say_once
 
 
 def register() -> None:

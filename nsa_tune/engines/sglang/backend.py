@@ -15,14 +15,15 @@ from nsa_tune.engines.agreement import decides_by
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.dispatchers import opened
 from nsa_tune.engines.edge import LeftAlone
-from nsa_tune.engines.sglang.costs.pass_overhead import with_pass_overhead, without_unsupported
-from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
-from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variable_set, why_not
+from nsa_tune.engines.sglang import EDGE, attempt, say_once
+from nsa_tune.engines.sglang.costs import with_pass_overhead, without_unsupported
+from nsa_tune.engines.sglang.eligible import Engine, variable_set, why_not
 from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
+from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import AUTO, SGLangRelease, installed_release
+from nsa_tune.engines.sglang.switch import Part, switch_is_on
 from nsa_tune.engines.symbols import hooks_on
 
 

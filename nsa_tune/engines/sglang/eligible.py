@@ -2,53 +2,25 @@
 
 `ROWS` is read by everything that replaces something of SGLang's, by `nsa-tune doctor`, and by the
 page docs/sglang.md, which shows it. What an engine's start has proven wrong or slow is not here:
-that is found anew in each engine (pass_mode/proof.py, kernel_swap.py).
+that is found anew in each engine (pass_mode/proof.py, kernels/swap.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.facts import facts_of, is_dense_mla
-from nsa_tune.engines.sglang.parallel import parallel
+from nsa_tune.engines.sglang.ranks import parallel
 from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
-from nsa_tune.engines.switches import asked_for, switched_on
+from nsa_tune.engines.sglang.switch import SAME_NUMERICS, SWITCHES, Part, switch_is_on
+from nsa_tune.engines.switches import asked_for
 from nsa_tune.engines.symbols import hooks_on
 
-
-class Part(StrEnum):
-    """A part of the plug-in that can be left out by itself."""
-
-    TABLE = "kernels by table"
-    """MHA or MLA, the prefill kernel, and the indexer's rows, as a table has them."""
-    PASSES = "how passes run"
-    DENSE = "dense graphs"
-    DENSE_MLA = "dense MLA graphs"
-    SPARSE = "sparse graphs"
-    DECODE_GRAPHS = "decode graphs for prefills"
-    TOPK = "key selection"
-    COPIES = "copies"
-    DECODE = "decode kernel"
-
-
-SWITCHES: Mapping[Part, str] = {
-    Part.PASSES: "NSA_TUNE_PASS_MODE",
-    Part.DENSE: "NSA_TUNE_DENSE_GRAPHS",
-    Part.SPARSE: "NSA_TUNE_SPARSE_GRAPHS",
-    Part.TOPK: "NSA_TUNE_TOPK",
-    Part.COPIES: "NSA_TUNE_COPIES",
-    Part.DECODE: "NSA_TUNE_DECODE",
-}
-"""Environment variables, by part: 0 leaves the part to SGLang."""
-
-SAME_NUMERICS = "NSA_TUNE_SAME_NUMERICS"
-"""Environment variable: 1 keeps to what differs from SGLang no more than two runs of SGLang do."""
 LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 """SGLang's own variable: keys up to which attention may be dense. SGLang sets it when it starts."""
 PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
@@ -92,11 +64,6 @@ class Row:
 def variable_set(name: str) -> bool:
     """Whether the environment variable `name` means yes, as SGLang reads it."""
     return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "n")
-
-
-def switch_is_on(part: Part) -> bool:
-    """Whether the environment leaves `part` on, as it is by default."""
-    return part not in SWITCHES or switched_on(SWITCHES[part])
 
 
 def why_not(part: Part, engine: Engine) -> str | None:

@@ -9,7 +9,7 @@ from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.profiles import ALL_TOKENS, PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
-from nsa_tune.engines.sglang.parallel import parallel
+from nsa_tune.engines.sglang.ranks import parallel
 
 _HIDDEN = 7168
 """Width of V3, R1 and Kimi K2. V2 and others share the shape of their attention, and never ran."""

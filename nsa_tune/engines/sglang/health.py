@@ -7,12 +7,12 @@ from pathlib import Path
 from nsa_tune.engines import health
 from nsa_tune.engines.health import Health
 from nsa_tune.engines.sglang import last_start
-from nsa_tune.engines.sglang.eligible import SWITCHES, switch_is_on
-from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
+from nsa_tune.engines.sglang.kernels.swap import KernelSwap
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.summary import summary
 from nsa_tune.engines.sglang.plugin import PLUGIN
+from nsa_tune.engines.sglang.switch import SWITCHES, switch_is_on
 
 
 def of_sglang(db: Path | None = None) -> list[Health]:

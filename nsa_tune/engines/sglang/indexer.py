@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang import attempt
 
 _ATTRIBUTE = "_nsa_tune_indexer"
 

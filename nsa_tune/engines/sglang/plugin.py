@@ -8,7 +8,7 @@ plug-in may have a hook in the same module. So the methods are wrapped without i
 from __future__ import annotations
 
 from nsa_tune.engines.plugin import Plugin
-from nsa_tune.engines.sglang.edge import EDGE
+from nsa_tune.engines.sglang import EDGE
 from nsa_tune.engines.sglang.releases import KNOWN
 
 PLUGIN = Plugin(

@@ -20,9 +20,8 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import batch_of, selecting, sums_of
-from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.facts import Facts
-from nsa_tune.engines.sglang.passes import is_plain_extend
 from nsa_tune.engines.sglang.switch import paused
 
 _ATTRIBUTE = "_nsa_tune_prefill"
@@ -65,6 +64,19 @@ def changed(backend: Any) -> bool:
     """Whether the table changed what SGLang would have done in the last pass."""
     prefill = backend.__dict__.get(_ATTRIBUTE)
     return prefill is not None and prefill.has_changed
+
+
+def is_plain_extend(forward_batch: Any) -> bool:
+    """Whether the pass is a prefill and nothing else.
+
+    Halves of a batch must agree with each other, and a mixed batch with decoding.
+    """
+    mode = forward_batch.forward_mode
+    return (
+        mode is type(mode).EXTEND
+        and not forward_batch.tbo_children
+        and forward_batch.tbo_parent_token_range is None
+    )
 
 
 class Answers:

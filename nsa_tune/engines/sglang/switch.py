@@ -1,17 +1,54 @@
-"""Pausing the plug-in.
-
-It can be paused within a running engine, so that both ways can be measured in one process. A pass
-that has begun is finished as it began. Graphs that were captured with the plug-in stay.
-"""
+"""What leaves the plug-in, or a part of it, out: environment variables, and pausing it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from nsa_tune.engines.switches import switched_on
+
+
+class Part(StrEnum):
+    """A part of the plug-in that can be left out by itself."""
+
+    TABLE = "kernels by table"
+    """MHA or MLA, the prefill kernel, and the indexer's rows, as a table has them."""
+    PASSES = "how passes run"
+    DENSE = "dense graphs"
+    DENSE_MLA = "dense MLA graphs"
+    SPARSE = "sparse graphs"
+    DECODE_GRAPHS = "decode graphs for prefills"
+    TOPK = "key selection"
+    COPIES = "copies"
+    DECODE = "decode kernel"
+
+
+SWITCHES: Mapping[Part, str] = {
+    Part.PASSES: "NSA_TUNE_PASS_MODE",
+    Part.DENSE: "NSA_TUNE_DENSE_GRAPHS",
+    Part.SPARSE: "NSA_TUNE_SPARSE_GRAPHS",
+    Part.TOPK: "NSA_TUNE_TOPK",
+    Part.COPIES: "NSA_TUNE_COPIES",
+    Part.DECODE: "NSA_TUNE_DECODE",
+}
+"""Environment variables, by part: 0 leaves the part to SGLang."""
+
+SAME_NUMERICS = "NSA_TUNE_SAME_NUMERICS"
+"""Environment variable: 1 keeps to what differs from SGLang no more than two runs of SGLang do."""
+
+
+def switch_is_on(part: Part) -> bool:
+    """Whether the environment leaves `part` on, as it is by default."""
+    return part not in SWITCHES or switched_on(SWITCHES[part])
+
 
 _paused = False
 
 
 def pause() -> None:
-    """From the next pass on SGLang decides everything itself.
+    """From the next pass on SGLang decides everything itself, so that both ways can be measured.
 
+    A pass that has begun is finished as it began. Graphs captured with the plug-in stay.
     Of an engine with several ranks pause each of them while it is idle, and resume so too: two
     ranks that run one pass in different ways may wait for each other.
     """

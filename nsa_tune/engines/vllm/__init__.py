@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from nsa_tune.engines.vllm.edge import attempt
+from nsa_tune.engines.edge import Edge
 
-__all__ = ["register"]
+__all__ = ["EDGE", "attempt", "register", "say_once"]
+
+# vLLM sets up its own loggers only: lines of others below WARNING are lost (logger.py:75-105).
+EDGE = Edge("vLLM", log="vllm.nsa_tune")
+attempt = EDGE.attempt
+say_once = EDGE.say_once
 
 
 def register() -> None:

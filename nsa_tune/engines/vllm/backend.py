@@ -16,8 +16,8 @@ from nsa_tune.engines.decision_log import process_log
 from nsa_tune.engines.dispatchers import opened
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.switches import asked_for
+from nsa_tune.engines.vllm import EDGE, attempt, say_once
 from nsa_tune.engines.vllm.dense import DensePrefill
-from nsa_tune.engines.vllm.edge import EDGE, attempt, say_once
 from nsa_tune.engines.vllm.facts import Facts, facts_of
 from nsa_tune.engines.vllm.prefill import Prefill
 from nsa_tune.engines.vllm.priced import priced, priced_dense

@@ -8,7 +8,7 @@ take the next backend, with another KV layout. So the methods are wrapped in pla
 from __future__ import annotations
 
 from nsa_tune.engines.plugin import Plugin
-from nsa_tune.engines.vllm.edge import EDGE
+from nsa_tune.engines.vllm import EDGE
 from nsa_tune.engines.vllm.releases import KNOWN
 
 PLUGIN = Plugin(

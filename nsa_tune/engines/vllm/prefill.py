@@ -25,7 +25,7 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import batch_of, selecting
-from nsa_tune.engines.vllm.edge import attempt
+from nsa_tune.engines.vllm import attempt
 from nsa_tune.engines.vllm.facts import Facts
 from nsa_tune.engines.vllm.lengths import Prefills, prefills_of
 from nsa_tune.engines.vllm.priced import priced

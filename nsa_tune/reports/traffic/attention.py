@@ -18,8 +18,7 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
-from nsa_tune.engines.sglang.costs.engine_copies import longer_us
-from nsa_tune.engines.sglang.costs.mha_projection import mha_projection_us
+from nsa_tune.engines.sglang.costs import longer_us, mha_projection_us
 
 DEFAULT, PLUGIN = "default", "plug-in"
 """Setups: the engine as it is launched, and the same with the plug-in."""

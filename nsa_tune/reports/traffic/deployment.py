@@ -20,7 +20,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import REUSING, profile_of
 from nsa_tune.engines.decision_log import batches_of
 from nsa_tune.engines.sglang import releases
-from nsa_tune.engines.sglang.costs.pass_overhead import without_unsupported
+from nsa_tune.engines.sglang.costs import without_unsupported
 from nsa_tune.engines.vllm import releases as vllm
 from nsa_tune.reports.traffic.attention import (
     DECODE_FLAG,

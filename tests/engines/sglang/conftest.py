@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_tune.engines.sglang.edge import EDGE
+from nsa_tune.engines.sglang import EDGE
 from tests.engines.sglang.wheels import VERSIONS, Wheel, wheel_of
 from tests.engines.wheels import Unreachable
 

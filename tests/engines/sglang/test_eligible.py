@@ -15,14 +15,12 @@ from nsa_tune.engines.sglang.eligible import (
     LONGEST_DENSE,
     PLAN_STREAM,
     ROWS,
-    SAME_NUMERICS,
-    SWITCHES,
     Engine,
-    Part,
     as_markdown,
     why_not,
 )
 from nsa_tune.engines.sglang.releases import INDEXER
+from nsa_tune.engines.sglang.switch import SAME_NUMERICS, SWITCHES, Part
 from tests.engines.sglang.pass_mode.fakes import Speculation
 from tests.engines.site import REPOSITORY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_tune.engines.vllm.edge import EDGE
+from nsa_tune.engines.vllm import EDGE
 from tests.engines.vllm.wheels import VERSIONS, wheel_of
 from tests.engines.wheels import Unreachable, Wheel
 

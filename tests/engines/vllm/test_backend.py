@@ -16,8 +16,8 @@ from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.engines import dispatchers
 from nsa_tune.engines.decision_log import process_log, read_decisions
+from nsa_tune.engines.vllm import EDGE
 from nsa_tune.engines.vllm.backend import around_init, attach
-from nsa_tune.engines.vllm.edge import EDGE
 from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill
 from tests.engines.sglang.tables import GPU, table_file
 from tests.engines.vllm.engine import (

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from nsa_tune.engines.releases import Release
-from nsa_tune.engines.vllm.edge import EDGE
+from nsa_tune.engines.vllm import EDGE
 from nsa_tune.engines.vllm.releases import release_of
 from tests.engines.vllm.engine import (
     BACKEND,

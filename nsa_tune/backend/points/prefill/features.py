@@ -76,7 +76,7 @@ OF_FA2 = (
 )  # fmt: skip
 OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
-# Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs/pass_overhead.py).
+# Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs.py).
 OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "sequences", "prefix_keys", "makespan_keys")
 # What rows cost is in the schedule: at powers of two, as most swept rows are, both grow alike.
 OF_FLASHMLA_KV = ("prefix_keys", "attended_pairs", "max_split_blocks")

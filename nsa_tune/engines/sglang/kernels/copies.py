@@ -13,8 +13,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine, Part, pads, reads_back
-from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
+from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine, pads, reads_back
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap
+from nsa_tune.engines.sglang.switch import Part
 from nsa_tune.engines.symbols import hooks_on
 
 RANK, ROPE, BYTES = 512, 64, 656

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nsa_tune.engines.sglang.eligible import Engine, Part
-from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
+from nsa_tune.engines.sglang.eligible import Engine
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap
+from nsa_tune.engines.sglang.switch import Part
 
 _ROWS = (1, 2, 4, 8, 16, 32)
 """Rows that are measured. More are never faster: the selection is split among fewer programs."""

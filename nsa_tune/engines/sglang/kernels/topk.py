@@ -18,10 +18,11 @@ from operator import is_
 from types import SimpleNamespace
 from typing import Any
 
-from nsa_tune.engines.sglang.edge import say_once
-from nsa_tune.engines.sglang.eligible import Engine, Part, reads_back
-from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
+from nsa_tune.engines.sglang import say_once
+from nsa_tune.engines.sglang.eligible import Engine, reads_back
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap
 from nsa_tune.engines.sglang.releases import TOPK_MODULE
+from nsa_tune.engines.sglang.switch import Part
 
 _SAME = (
     "lengths", "topk_transform_method", "cu_seqlens_q_topk", "topk_indices_offset", "row_starts",

@@ -3,5 +3,5 @@
 SGLang calls `hooks`. When an engine starts, `eligible` says what may be changed in it, graphs of
 `whole_pass` are captured, and `start` has `calibration` measure the `times` of whole passes, or
 reads those of an earlier start. For each prefill `steering` then chooses a `mode`: SGLang's own
-graph, one of `whole_pass`, or the `rows` of decode graphs. `ranks` keeps all ranks to the same.
+graph, one of `whole_pass`, or the `rows` of decode graphs. All ranks go by the same (`ranks.py`).
 """

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nsa_tune.engines.sglang import last_start
-from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.kernel_swap import KernelSwap
+from nsa_tune.engines.sglang import attempt, last_start, say_once
 from nsa_tune.engines.sglang.kernels import SWAPS
+from nsa_tune.engines.sglang.kernels.swap import KernelSwap
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.seconds import ENGINE, SECONDS, spent, split
 from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unproven_table

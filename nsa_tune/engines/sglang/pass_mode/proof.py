@@ -18,15 +18,15 @@ from typing import Any
 
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import sums_of
-from nsa_tune.engines.sglang.edge import attempt
-from nsa_tune.engines.sglang.eligible import SAME_NUMERICS
+from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.facts import index_topk_of
 from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.made_up import SHORT
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
+from nsa_tune.engines.sglang.ranks import Ranks
+from nsa_tune.engines.sglang.switch import SAME_NUMERICS
 from nsa_tune.engines.switches import asked_for
 
 _FACTOR = 2.0

@@ -13,13 +13,12 @@ from typing import Any
 from nsa_tune import __version__
 from nsa_tune.backend.hardware.detect import cpu_name
 from nsa_tune.engines.edge import LeftAlone
-from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
+from nsa_tune.engines.sglang import attempt, say_once
+from nsa_tune.engines.sglang.eligible import Engine, why_not
 from nsa_tune.engines.sglang.facts import facts_of, index_topk_of
 from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
@@ -31,7 +30,9 @@ from nsa_tune.engines.sglang.pass_mode.times.priors import Place, prior, rescale
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import captured, captured_mib
 from nsa_tune.engines.sglang.prefill import detach, source_of
+from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import installed_release, installed_version
+from nsa_tune.engines.sglang.switch import SWITCHES, Part, switch_is_on
 from nsa_tune.engines.symbols import Symbol, hooks_on
 
 STEERING = "_nsa_tune_pass_mode"

@@ -17,7 +17,6 @@ from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine
-from nsa_tune.engines.sglang.kernel_swap import Timing, Wins
 from nsa_tune.engines.sglang.kernels import copies as module
 from nsa_tune.engines.sglang.kernels.copies import (
     PADDING,
@@ -28,6 +27,7 @@ from nsa_tune.engines.sglang.kernels.copies import (
     padded,
     read_back,
 )
+from nsa_tune.engines.sglang.kernels.swap import Timing, Wins
 from tests.engines.sglang.wheels import BACKEND, Wheel
 
 CPU = torch.device("cpu")

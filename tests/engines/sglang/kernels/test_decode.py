@@ -11,8 +11,8 @@ import torch
 
 from nsa_tune.backend.kernels.split_sparse_mla import split_sparse_mla_reference
 from nsa_tune.engines.plugin import wrapped
-from nsa_tune.engines.sglang.kernel_swap import Timing, Wins
 from nsa_tune.engines.sglang.kernels.decode import DECODE, DecodeCall, around_fa3
+from nsa_tune.engines.sglang.kernels.swap import Timing, Wins
 from tests.engines.sglang.wheels import BACKEND, VERSIONS, wheel_of
 from tests.engines.wheels import Unreachable
 

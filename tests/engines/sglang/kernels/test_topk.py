@@ -18,8 +18,8 @@ from nsa_tune.backend.kernels import sampled_topk as kernels
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import transform_reference
 from nsa_tune.engines.sglang import eligible, switch
-from nsa_tune.engines.sglang.kernel_swap import Timing, Wins
 from nsa_tune.engines.sglang.kernels import topk as module
+from nsa_tune.engines.sglang.kernels.swap import Timing, Wins
 from nsa_tune.engines.sglang.kernels.topk import PAGED, SWAPS, TopkCall, around_topk
 from tests.engines.sglang.kernels.topk_engine import TOPK, Engine, Prefill
 from tests.engines.sglang.wheels import VERSIONS, wheel_of

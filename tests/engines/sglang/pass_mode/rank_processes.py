@@ -33,8 +33,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from nsa_tune.engines.edge import EngineMustStop
 from nsa_tune.engines.sglang import backend
-from nsa_tune.engines.sglang.eligible import Part
-from nsa_tune.engines.sglang.kernel_swap import KernelSwap, Timing, Wins
+from nsa_tune.engines.sglang.kernels.swap import KernelSwap, Timing, Wins
 from nsa_tune.engines.sglang.pass_mode import hooks, start
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
@@ -44,6 +43,7 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 from nsa_tune.engines.sglang.prefill import around_prefill
+from nsa_tune.engines.sglang.switch import Part
 from tests.engines.sglang.pass_mode.fakes import Dense, Hidden, Mode, Speculation, batch, original
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)

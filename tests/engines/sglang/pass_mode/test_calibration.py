@@ -15,10 +15,10 @@ from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.pass_mode import calibration as module
 from nsa_tune.engines.sglang.pass_mode.calibration import measure
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
     Alone,

@@ -14,9 +14,9 @@ from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode import proof as module
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import difference, prove, sentinels
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.sglang.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
     Alone,

@@ -21,11 +21,11 @@ from nsa_tune.engines.sglang.pass_mode.hooks import (
 )
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import Proof
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.priors import place_of
+from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import release_of
 from tests.engines.sglang.pass_mode.fakes import (
     Mode,

@@ -14,18 +14,17 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import batch_of, sums_of
-from nsa_tune.engines.sglang.edge import attempt, say_once
+from nsa_tune.engines.sglang import attempt, say_once
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import USE_MHA
-from nsa_tune.engines.sglang.passes import is_plain_extend
-from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed
+from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed, is_plain_extend
+from nsa_tune.engines.sglang.ranks import Ranks
 
 GRAPHS, EAGER = "_nsa_tune_graphs", "_nsa_tune_eager"
 """Attributes of a graph backend and of a graph runner, while a pass runs in such a way."""

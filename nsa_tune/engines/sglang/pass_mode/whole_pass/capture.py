@@ -9,17 +9,18 @@ from typing import Any
 
 from nsa_tune import __version__
 from nsa_tune.engines.edge import EngineMustStop
-from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
+from nsa_tune.engines.sglang import attempt, say_once
+from nsa_tune.engines.sglang.eligible import Engine, why_not
 from nsa_tune.engines.sglang.facts import index_topk_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PrefixGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
+from nsa_tune.engines.sglang.ranks import Ranks
+from nsa_tune.engines.sglang.switch import SWITCHES, Part
 
 WholePassGraphs = DenseGraphs | PrefixGraphs | SparseGraphs
 

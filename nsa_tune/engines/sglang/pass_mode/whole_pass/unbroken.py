@@ -11,7 +11,7 @@ from importlib import import_module
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from nsa_tune.engines.sglang.edge import attempt, say_once
+from nsa_tune.engines.sglang import attempt, say_once
 from nsa_tune.engines.sglang.pass_mode.seconds import SECONDS
 from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
 from nsa_tune.engines.sglang.pass_mode.whole_pass.warm_up import warmed_up_briefly

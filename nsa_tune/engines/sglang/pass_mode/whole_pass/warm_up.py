@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from nsa_tune import __version__
-from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.engines.sglang import attempt, say_once
+from nsa_tune.engines.sglang.eligible import Engine, why_not
 from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
+from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import installed_release
+from nsa_tune.engines.sglang.switch import SWITCHES, Part
 
 _MODEL = "_nsa_tune_warm_up_model"
 """Attribute of a ModelRunner all of whose ranks warm SGLang's own graphs up briefly."""

@@ -17,7 +17,6 @@ from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.hooks import around_forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.start import STEERING
 from nsa_tune.engines.sglang.pass_mode.steering import steering as module
@@ -28,6 +27,7 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL
+from nsa_tune.engines.sglang.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
     Alone,

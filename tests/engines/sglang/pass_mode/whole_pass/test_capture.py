@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from nsa_tune.engines.edge import EngineMustStop
-from nsa_tune.engines.sglang.eligible import Part
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.whole_pass import capture as module
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import capture_all, captured
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
+from nsa_tune.engines.sglang.ranks import Ranks
+from nsa_tune.engines.sglang.switch import Part
 from tests.engines.sglang.pass_mode.fakes import Dense
 
 AGAINST: dict[Part, str | None] = {}

@@ -14,12 +14,13 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang import facts as module
-from nsa_tune.engines.sglang.eligible import ROWS, Engine, Part, why_not
+from nsa_tune.engines.sglang.eligible import ROWS, Engine, why_not
 from nsa_tune.engines.sglang.facts import facts_of, index_topk_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import around_path
 from nsa_tune.engines.sglang.releases import DENSE_PATHS
+from nsa_tune.engines.sglang.switch import Part
 from tests.engines.sglang.wheels import Wheel
 
 _FLASH = "sglang/srt/layers/attention/flashattention_backend.py"

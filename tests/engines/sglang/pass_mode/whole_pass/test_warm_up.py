@@ -11,11 +11,11 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from nsa_tune.engines.sglang.eligible import Part
 from nsa_tune.engines.sglang.pass_mode.hooks import around_capture_decode
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.whole_pass import warm_up as module
 from nsa_tune.engines.sglang.pass_mode.whole_pass.warm_up import agree, warmed_up_briefly
+from nsa_tune.engines.sglang.ranks import Ranks
+from nsa_tune.engines.sglang.switch import Part
 from tests.engines.sglang.wheels import Wheel
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.engines.sglang import kernel_swap as module
 from nsa_tune.engines.sglang import last_start, switch
-from nsa_tune.engines.sglang.eligible import Engine, Part
-from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap, Timing, Wins, relative_error
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.engines.sglang.eligible import Engine
+from nsa_tune.engines.sglang.kernels import swap as module
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap, Timing, Wins, relative_error
+from nsa_tune.engines.sglang.ranks import Ranks
+from nsa_tune.engines.sglang.switch import Part
 
 OUTPUT = torch.tensor([3.0, 4.0])
 

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsa_tune import __version__
-from nsa_tune.engines.sglang import last_start
-from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
-from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
-from nsa_tune.engines.sglang.switch import paused
-from nsa_tune.engines.sglang.timing import more_launched_us, replayed_us, timed_us
+from nsa_tune.engines.sglang import attempt, last_start, say_once
+from nsa_tune.engines.sglang.eligible import Engine, why_not
+from nsa_tune.engines.sglang.kernels.timing import more_launched_us, replayed_us, timed_us
+from nsa_tune.engines.sglang.ranks import Ranks
+from nsa_tune.engines.sglang.switch import SWITCHES, Part, paused, switch_is_on
 
 Size = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""What flashmla_sparse costs once a pass, with_pass_overhead to its times."""
+"""What SGLang pays beside the measured kernels, once a pass and in a layer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.sglang.costs.engine_copies import read_back_us
-from nsa_tune.engines.sglang.costs.pass_overhead import (
+from nsa_tune.engines.sglang.costs import (
     PASS_US,
     SEQUENCE_US,
     cost_us,
+    longer_us,
+    mha_projection_us,
+    padding_us,
+    read_back_us,
     with_pass_overhead,
     without_unsupported,
 )
 
 KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"
+FP8, BF16 = KVLayout.FP8_PACKED, KVLayout.BF16
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,7 @@ def test_a_slower_read_back_costs_each_layer_more_with_each_token(plain: Dispatc
         return found
 
     more_us = sparse_us(slower, behind) - sparse_us(own, behind)
-    assert more_us == pytest.approx(read_back_us(behind, KVLayout.FP8_PACKED), rel=0.2)
+    assert more_us == pytest.approx(read_back_us(behind, FP8), rel=0.2)
     assert sparse_us(slower, alone) == pytest.approx(sparse_us(own, alone), rel=0.02)
     assert slower.plan(behind).sparse_prefill == "flashmla_kv"
     assert own.plan(behind).sparse_prefill == "flashmla_sparse"
@@ -135,3 +139,25 @@ def test_two_calls_and_a_merge_are_not_sglangs(plain: Dispatcher) -> None:
 
 def test_a_table_of_sglangs_arms_alone_is_taken_as_it_is(plain: Dispatcher) -> None:
     assert without_unsupported(plain) is plain
+
+
+def test_sglangs_copies_take_longer_where_there_are_any() -> None:
+    alone, behind = Batch.extend([0], [1000]), Batch.extend([9000], [1000])
+
+    assert longer_us(alone, BF16, 64) == longer_us(behind, BF16, 128) == 0
+    assert longer_us(alone, BF16, 16) == longer_us(alone, FP8, 16) > 20
+    assert longer_us(behind, FP8, 128) == pytest.approx(25)
+    assert padding_us(alone, 32) > padding_us(alone, 16)
+
+
+def test_projecting_grows_with_the_keys_that_are_projected() -> None:
+    few, many = (mha_projection_us(Batch.extend([0], [new]), FP8) for new in (100, 2000))
+
+    assert 4 < few < many < 6
+
+
+def test_a_prefix_is_copied_once_more_over_an_fp8_pool() -> None:
+    batch, alone = Batch.extend([1024], [976]), Batch.extend([0], [2000])
+
+    assert mha_projection_us(batch, FP8) > mha_projection_us(alone, FP8) + 2
+    assert mha_projection_us(batch, BF16) == mha_projection_us(alone, BF16)

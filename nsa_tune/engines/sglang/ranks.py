@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from nsa_tune.engines.agreement import agree, refuse, silent
 from nsa_tune.engines.edge import EngineMustStop
-from nsa_tune.engines.sglang.edge import say_once
-from nsa_tune.engines.sglang.parallel import parallel
+from nsa_tune.engines.sglang import say_once
 
 T = TypeVar("T")
 
@@ -27,6 +26,11 @@ _unanswered: list[str] = []
 
 _TIMEOUT = "NSA_TUNE_AGREE_S"
 """Environment variable: seconds to wait for the other ranks, 60 where it is not set."""
+
+
+def parallel() -> Any:
+    """SGLang's own record of its ranks and groups, the same in all known releases."""
+    return import_module("sglang.srt.runtime_context").get_parallel()
 
 
 class Ranks:

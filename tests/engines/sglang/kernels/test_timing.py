@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nsa_tune.engines.sglang import timing
+from nsa_tune.engines.sglang.kernels import timing
 
 
 class Clock:

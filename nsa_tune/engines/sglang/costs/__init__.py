@@ -1,1 +1,0 @@
-"""What SGLang pays beside the kernels that tables have times of."""
