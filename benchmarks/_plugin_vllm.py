@@ -13,7 +13,7 @@ from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.vllm.facts import facts_of
 from nsa_tune.engines.vllm.lengths import prefills_of
-from nsa_tune.engines.vllm.prefill import Prefill, around_build
+from nsa_tune.engines.vllm.prefill import Prefill, around_build, steer
 from nsa_tune.engines.vllm.priced import priced
 from tests.engines.vllm.engine import (
     Engine,
@@ -120,9 +120,8 @@ def _row(
 def _steered(kind: type, given: Any, table: Dispatcher) -> Any:
     builder = builder_of(kind, given, fp8_use_mixed_batch=True)
     facts = facts_of(builder)
-    Prefill(builder, priced(table, facts.layers, facts.workspace_tokens), facts, None).steer(
-        builder
-    )
+    table = priced(table, facts.layers, facts.workspace_tokens)
+    steer(builder, Prefill(builder, table, facts, None))
     return builder
 
 

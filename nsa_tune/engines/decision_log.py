@@ -28,7 +28,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,7 +44,8 @@ _log = logging.getLogger(__name__)
 SCHEMA = "nsa-tune/decision/1"
 VARIABLE = "NSA_TUNE_LOG"
 
-_LINES_A_SECOND = 2.0
+_PAUSE_S = 0.5
+"""From one line to the next."""
 _MOST_BYTES = 256 * 2**20
 """A file of this size is not added to."""
 _LONGEST_WORD = 1000
@@ -68,19 +69,9 @@ _FEATURES = {
 class DecisionLog:
     """Appends decisions to a file. One object a process; `due` is cheap, `write` is not."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        lines_a_second: float = _LINES_A_SECOND,
-        most_bytes: int = _MOST_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._pause = 1 / lines_a_second
-        self._most_bytes = most_bytes
-        self._clock = clock
-        self._next = clock()
+        self._next = time.monotonic()
         self._passed = 0
         self._file: int | None = None
         self._ended = False
@@ -97,10 +88,10 @@ class DecisionLog:
         self._passed += 1
         if self._ended:
             return 0
-        now = self._clock()
+        now = time.monotonic()
         if now < self._next:
             return 0
-        self._next = now + self._pause
+        self._next = now + _PAUSE_S
         count, self._passed = self._passed, 0
         return count
 
@@ -113,7 +104,7 @@ class DecisionLog:
         taken: Mapping[str, str | None],
         table: Mapping[str, object],
     ) -> None:
-        """Write the line that `due` has asked for. `table` has gpu, model, heads and kv_layout."""
+        """Write the line that `due` has asked for. `table` is as of `table_of`."""
         word = str(batch) if batch.lens is not None else ""
         line = {
             "schema": SCHEMA,
@@ -129,8 +120,8 @@ class DecisionLog:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
             file = self._opened()
-            if os.fstat(file).st_size + len(data) > self._most_bytes:
-                self._end(f"it has reached {self._most_bytes} bytes")
+            if os.fstat(file).st_size + len(data) > _MOST_BYTES:
+                self._end(f"it has reached {_MOST_BYTES} bytes")
             elif os.write(file, data) < len(data):
                 self._end("a line did not fit on the disk")
         except OSError as error:
@@ -156,6 +147,16 @@ class DecisionLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def table_of(setting: Setting) -> dict[str, object]:
+    """What `write` says of the table that was asked."""
+    return {
+        "gpu": setting.device.name,
+        "model": setting.profile.name,
+        "heads": setting.heads,
+        "kv_layout": str(setting.layout),
+    }
 
 
 @cache

@@ -8,11 +8,13 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from nsa_tune import Batch, StoreError
+from nsa_tune.engines import decision_log as module
 from nsa_tune.engines.decision_log import SCHEMA, DecisionLog, read_decisions
 
 BATCH = Batch.extend([1920, 0, 0], [128, 300, 300])
@@ -80,9 +82,10 @@ def test_a_batch_too_long_for_a_word_keeps_its_sums(batch: Batch, tmp_path: Path
     assert [getattr(decision.batch, n) for n in names] == [getattr(batch, n) for n in names]
 
 
-def test_lines_stand_for_all_that_went_by(tmp_path: Path) -> None:
+def test_lines_stand_for_all_that_went_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    log = DecisionLog(tmp_path / "d.jsonl", lines_a_second=2, clock=clock)
+    monkeypatch.setattr(time, "monotonic", clock)
+    log = DecisionLog(tmp_path / "d.jsonl")
     counts = []
     for _ in range(1000):
         clock.now += 0.01
@@ -179,7 +182,7 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from nsa_tune import Batch\n"
         "from nsa_tune.engines.decision_log import DecisionLog\n"
-        f"log = DecisionLog(Path({str(tmp_path / 'pipe')!r}), lines_a_second=1e9)\n"
+        f"log = DecisionLog(Path({str(tmp_path / 'pipe')!r}))\n"
         "for i in range(2000):\n"
         f"    log.write(1, Batch.extend([i], [1]), own={{}}, taken={{}}, table={TABLE!r})\n"
     )
@@ -205,10 +208,12 @@ def test_a_home_that_is_not_there_ends_the_log_when_it_is_written(
 
 
 def test_a_file_does_not_grow_beyond_its_limit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "d.jsonl"
-    log = DecisionLog(path, lines_a_second=1e9, most_bytes=2000)
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "_MOST_BYTES", 2000)
+    log = DecisionLog(path)
     written = 0
     while log.due():
         _write(log)

@@ -11,6 +11,8 @@ from nsa_tune.backend.types.profiles import ALL_TOKENS, PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.ranks import parallel
 
+PAGE = 64
+"""Tokens of a page of the KV pool."""
 _HIDDEN = 7168
 """Width of V3, R1 and Kimi K2. V2 and others share the shape of their attention, and never ran."""
 _CHUNK = 8192
@@ -63,6 +65,15 @@ def heads_of(backend: Any, model_config: Any) -> int:
     """Local heads."""
     heads = getattr(backend, "num_q_heads", None)
     return int(heads or model_config.num_attention_heads // parallel().attn_tp_size)
+
+
+def mha_bytes(model_runner: Any) -> int:
+    """What a token's query, key and value of all local heads take by MHA, in bf16."""
+    backend, config = model_runner.attn_backend, model_runner.model_config
+    # Only DSA's backend has them itself.
+    shape = config if is_dense_mla(backend) else backend
+    head_dim = 2 * (shape.qk_nope_head_dim + shape.qk_rope_head_dim) + config.v_head_dim
+    return 2 * int(heads_of(backend, config) * head_dim)
 
 
 def _dense_facts(backend: Any, model_runner: Any) -> Facts:

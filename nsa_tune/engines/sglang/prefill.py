@@ -18,7 +18,7 @@ from typing import Any
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.decision_log import DecisionLog
+from nsa_tune.engines.decision_log import DecisionLog, table_of
 from nsa_tune.engines.extends import batch_of, selecting, sums_of
 from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.facts import Facts
@@ -86,15 +86,9 @@ class Answers:
         # Asking for these alone takes less time than a plan, which answers more.
         self._both = dispatcher.choosers(("prefill_path", "sparse_prefill"))
         self._kernel = dispatcher.chooser("sparse_prefill")
-        setting = dispatcher.setting
         self.source = dispatcher.source
         """Which table answers, in words."""
-        self.table = {
-            "gpu": setting.device.name,
-            "model": setting.profile.name,
-            "heads": setting.heads,
-            "kv_layout": str(setting.layout),
-        }
+        self.table = table_of(dispatcher.setting)
         """Which table answers, for the decision log."""
         self._impls = impls
         self._index_topk = facts.profile.index_topk

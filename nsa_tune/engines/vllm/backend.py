@@ -19,7 +19,7 @@ from nsa_tune.engines.switches import asked_for
 from nsa_tune.engines.vllm import EDGE, attempt, say_once
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.facts import Facts, facts_of
-from nsa_tune.engines.vllm.prefill import Prefill
+from nsa_tune.engines.vllm.prefill import Prefill, steer
 from nsa_tune.engines.vllm.priced import priced, priced_dense
 from nsa_tune.engines.vllm.ranks import differing
 
@@ -42,7 +42,7 @@ def attach(builder: Any) -> None:
         return
     # All that may fail on this rank alone has been done.
     facts, dispatcher, prefill = prepared
-    prefill.steer(builder)
+    steer(builder, prefill)
     what = "prefill by MHA or MLA"
     if facts.layout is KVLayout.FP8_PACKED:
         what += " (flashmla_kv, flashmla_sparse)"

@@ -16,7 +16,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.vllm.facts import Facts
 from nsa_tune.engines.vllm.lengths import prefills_of
-from nsa_tune.engines.vllm.prefill import UNCHANGED, steer
+from nsa_tune.engines.vllm.prefill import UNCHANGED
 
 
 class DensePrefill:
@@ -29,10 +29,6 @@ class DensePrefill:
         self.decode_tokens = facts.decode_tokens
         self.busy = False
         """As in `Prefill`."""
-
-    def steer(self, builder: Any) -> None:
-        """Steer `builder`, which this was made for, from now on."""
-        steer(builder, self)
 
     def prepared(
         self, original: Callable[..., Any], builder: Any, common_prefix_len: int, batch: Any

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.decision_log import DecisionLog
+from nsa_tune.engines.decision_log import DecisionLog, table_of
 from nsa_tune.engines.extends import batch_of, selecting
 from nsa_tune.engines.vllm import attempt
 from nsa_tune.engines.vllm.facts import Facts
@@ -125,22 +125,12 @@ class Prefill:
         # step leaves out; an engine that sends everything there anyway has seen to it.
         mixed = getattr(builder, "fp8_use_mixed_batch", False)
         self._most_paged = facts.most_tokens if mixed else facts.most_tokens // 8
-        setting = dispatcher.setting
-        self._table = {
-            "gpu": setting.device.name,
-            "model": setting.profile.name,
-            "heads": setting.heads,
-            "kv_layout": str(setting.layout),
-        }
+        self._table = table_of(dispatcher.setting)
         self.decode_tokens = facts.decode_tokens
         self._mha = {mixed: Step(False, self.decode_tokens, mixed) for mixed in (None, False, True)}
         self._sparse = Step(False, self.decode_tokens, mixed=False, dense=False)
         self.busy = False
         """Whether a step is being prepared whose decisions are made."""
-
-    def steer(self, builder: Any) -> None:
-        """Steer `builder`, which this was made for, from now on."""
-        steer(builder, self)
 
     def prepared(
         self, original: Callable[..., Any], builder: Any, common_prefix_len: int, batch: Any

@@ -19,7 +19,7 @@ from benchmarks.vllm.engine import Engine, Options
 from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.engines.vllm.facts import facts_of
-from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill, steer
 from nsa_tune.engines.vllm.priced import priced
 from tests.engines.vllm.engine import Engine as Sources
 from tests.engines.vllm.engine import builder_of, config, stand_in_modules, step_of
@@ -150,7 +150,7 @@ def steered(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Any:
     builder = builder_of(Sources(wheel).flashmla(hooked=True), config())
     facts = facts_of(builder)
     priced_table = priced(table, facts.layers, facts.workspace_tokens)
-    Prefill(builder, priced_table, facts, None).steer(builder)
+    steer(builder, Prefill(builder, priced_table, facts, None))
     monkeypatch.setattr(Prefill, "step", Prefill.step)  # a run puts its own around it
     monkeypatch.setattr(_LLM, "builders", (_Indexers(), builder))
     return builder

@@ -314,7 +314,7 @@ def test_decisions_are_logged_with_what_the_engine_would_have_done(
     from nsa_tune.engines.decision_log import read_decisions
 
     caplog.set_level(logging.WARNING)
-    log = DecisionLog(tmp_path / "d.jsonl", lines_a_second=1e9)
+    log = DecisionLog(tmp_path / "d.jsonl")
     backend, _ = _steered(engine, dispatcher("fp8", mha_us=1e6), log)
     engine.decided(backend, engine.batch([0, 100, 0], [64, 7, 0]))
 

@@ -26,7 +26,7 @@ from nsa_tune.engines.vllm import backend
 from nsa_tune.engines.vllm.backend import _check_dense
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.facts import facts_of
-from nsa_tune.engines.vllm.prefill import ATTRIBUTE, around_build
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE, around_build, steer
 from nsa_tune.engines.vllm.priced import LAUNCH_US, priced_dense
 from tests.engines.vllm.engine import (
     UTILS,
@@ -141,7 +141,7 @@ def _steered(wheel: Wheel) -> Any:
     builder = _builder(wheel)
     facts = facts_of(builder)
     table = priced_dense(_table(), facts.layers, facts.workspace_tokens)
-    DensePrefill(table, facts).steer(builder)
+    steer(builder, DensePrefill(table, facts))
     return builder
 
 

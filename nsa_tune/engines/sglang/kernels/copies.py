@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine, pads, reads_back
-from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap, current_device, is_captured
 from nsa_tune.engines.sglang.switch import Part
 from nsa_tune.engines.symbols import hooks_on
 
@@ -83,7 +83,7 @@ def around_read_back(original: Callable[..., Any], *given: Any, **named: Any) ->
     """The hook around `dequantize_k_cache_paged`, which SGLang calls with pool and slots."""
     if named or len(given) != _POOL_AND_SLOTS:
         return original(*given, **named)
-    if not READ_BACK.takes((given[1].shape[0],)) or _is_captured():
+    if not READ_BACK.takes((given[1].shape[0],)) or is_captured():
         return original(*given)
     latents = READ_BACK.run(read_back, *given)
     return original(*given) if latents is None else latents
@@ -92,7 +92,7 @@ def around_read_back(original: Callable[..., Any], *given: Any, **named: Any) ->
 def around_sparse(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `_forward_flashmla_sparse`, which SGLang calls by keywords."""
     q = named.get("q_all")
-    if rest or q is None or not _is_padded(q, named) or _is_captured():
+    if rest or q is None or not _is_padded(q, named) or is_captured():
         return original(backend, *rest, **named)
     wider = PADDING.run(padded, q, PADDED_HEADS)
     if wider is None:
@@ -106,20 +106,13 @@ def _is_padded(q: Any, named: dict[str, Any]) -> bool:
     return few and PADDING.takes((q.shape[0],))
 
 
-def _is_captured() -> bool:
-    """Whether a graph would keep the copy."""
-    import torch
-
-    return torch.cuda.is_current_stream_capturing()
-
-
 def read_backs(engine: Engine) -> Iterator[Call]:
     """Reading a prefix back from a made-up pool."""
     import torch
 
     function = _function(engine.backend)
     assert function is not None, "it applies only where that is hooked"
-    device = _device()
+    device = current_device()
     pool = made_up_pool(max(_TOKENS), device)
     for tokens in _TOKENS:
         slots = torch.randperm(len(pool), device=device)[:tokens].int()
@@ -130,7 +123,7 @@ def paddings(engine: Engine) -> Iterator[Call]:
     """Sparse attention with both ways of padding, compared with NaN behind the queries."""
     import torch
 
-    backend, device = engine.backend, _device()
+    backend, device = engine.backend, current_device()
     original = type(backend)._forward_flashmla_sparse.__wrapped__
     heads, topk = int(backend.num_q_heads), int(backend.dsa_index_topk)
     latents = torch.randn(_KEYS, 1, RANK + ROPE, device=device).bfloat16()
@@ -175,12 +168,6 @@ def made_up_pool(tokens: int, device: Any) -> Any:
     pool = torch.cat([part.view(torch.uint8) for part in (values, scales, rope)], dim=1)
     assert pool.shape[1] == BYTES
     return pool.view(torch.float8_e4m3fn).unsqueeze(1)
-
-
-def _device() -> Any:
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 READ_BACK = KernelSwap(

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from nsa_tune.engines.sglang.eligible import Engine
-from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap, current_device, is_captured
 from nsa_tune.engines.sglang.switch import Part
 
 _ROWS = (1, 2, 4, 8, 16, 32)
@@ -80,12 +80,10 @@ def around_fa3(original: Callable[..., Any], backend: Any, *rest: Any, **named: 
 
 
 def _attended(backend: Any, named: Mapping[str, Any]) -> Any:
-    import torch
-
     call = DecodeCall.of(named)
     if call is None or not DECODE.takes((call.rows,), backend):
         return None
-    return call.attended() if torch.cuda.is_current_stream_capturing() else None
+    return call.attended() if is_captured() else None
 
 
 def decodes(engine: Engine) -> Iterator[Call]:
@@ -103,7 +101,7 @@ def decodes(engine: Engine) -> Iterator[Call]:
 def _made_up(backend: Any, rows: int) -> dict[str, Any]:
     import torch
 
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = current_device()
     heads, topk = backend.num_q_heads, backend.dsa_index_topk
     rank, rope = backend.kv_lora_rank, backend.qk_rope_head_dim
     values: Any = {"dtype": torch.bfloat16, "device": device}

@@ -250,6 +250,20 @@ def relative_error(engine: Any, swapped: Any) -> float:
     return max(float(error), 1e-30) if not error.isnan() else float("nan")
 
 
+def is_captured() -> bool:
+    """Whether a graph would keep what runs now."""
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
+
+
+def current_device() -> Any:
+    """The GPU that calls are made up on."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _bits(tensor: Any) -> Any:
     import torch
 

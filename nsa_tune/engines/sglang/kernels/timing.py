@@ -14,15 +14,13 @@ _HOST_LAUNCHES = 15
 _CAPTURED_CALLS, _REPLAYS = 16, 5
 
 
-def timed_us(
-    ways: Sequence[Callable[[], Any]], launches: int = _LAUNCHES, rounds: int = _ROUNDS
-) -> list[float]:
+def timed_us(ways: Sequence[Callable[[], Any]]) -> list[float]:
     """GPU time of one call of each way in microseconds: the least of some rounds by turns."""
     import torch
 
     def launched(way: Callable[[], Any]) -> Callable[[], None]:
         def launch() -> None:
-            for _ in range(launches):
+            for _ in range(_LAUNCHES):
                 way()
 
         return launch
@@ -30,8 +28,8 @@ def timed_us(
     def ahead() -> None:
         torch.cuda._sleep(_AHEAD_CYCLES)
 
-    took_us = _least_us([launched(way) for way in ways], rounds, ahead)
-    return [us / launches for us in took_us]
+    took_us = _least_us([launched(way) for way in ways], _ROUNDS, ahead)
+    return [us / _LAUNCHES for us in took_us]
 
 
 def replayed_us(ways: Sequence[Callable[[], Any]]) -> list[float]:

@@ -20,7 +20,8 @@ from typing import Any
 
 from nsa_tune.engines.sglang import say_once
 from nsa_tune.engines.sglang.eligible import Engine, reads_back
-from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap
+from nsa_tune.engines.sglang.facts import PAGE
+from nsa_tune.engines.sglang.kernels.swap import Call, KernelSwap, current_device, is_captured
 from nsa_tune.engines.sglang.releases import TOPK_MODULE
 from nsa_tune.engines.sglang.switch import Part
 
@@ -32,7 +33,7 @@ _SAME = (
 _ROWS = (64, 256, 1024, 2048)
 """More rows take as much longer in both kernels."""
 _KEYS = (3072, 12288, 49152, 98304)
-_SEQUENCES, _PAGE = 2, 64
+_SEQUENCES = 2
 _MEMORY_SHARE = 4
 """The scores of a measurement take at most this part of the free memory."""
 _CHECKED_KEYS = 9000
@@ -164,7 +165,7 @@ class Selector:
             self._selection = self._prepared(named)
             # The engine's metadata is not kept from going; the kernel's own tensors are.
             self._metadata, self._last, self._shared = weakref.ref(metadata), layout, shared
-        if self._selection is None or _is_captured():
+        if self._selection is None or is_captured():
             return None
         return self._selection(logits)
 
@@ -198,12 +199,6 @@ def around_topk(original: Callable[..., Any], backend: Any, *rest: Any, **named:
     return original(backend, **named) if selected is None else selected
 
 
-def _is_captured() -> bool:
-    import torch
-
-    return torch.cuda.is_current_stream_capturing()
-
-
 def check(topk: int, device: Any) -> None:
     """Compile every variant of nsa-tune's kernel, and compare what it selects with torch.
 
@@ -225,11 +220,11 @@ def check(topk: int, device: Any) -> None:
     lengths, starts = whole(lens), whole([(_CHECKED_KEYS - count) // 2 for count in lens])
     # Whole numbers, none twice, so that there is one right answer.
     scores = torch.rand(rows, _CHECKED_KEYS, device=device).argsort(1).float()
-    pages = torch.randperm(3 * (_CHECKED_KEYS // _PAGE + 1), device=device).int().view(3, -1)
+    pages = torch.randperm(3 * (_CHECKED_KEYS // PAGE + 1), device=device).int().view(3, -1)
     transforms = (
         Transform(Kind.OFFSET, whole(range(0, 100 * rows, 100))),
-        Transform(Kind.TABLE_BY_ROW, whole([i % 3 for i in range(rows)]), pages, _PAGE),
-        Transform(Kind.TABLE_BY_START, whole([0, 3, 3, rows]), pages, _PAGE),
+        Transform(Kind.TABLE_BY_ROW, whole([i % 3 for i in range(rows)]), pages, PAGE),
+        Transform(Kind.TABLE_BY_START, whole([0, 3, 3, rows]), pages, PAGE),
     )
     places = kernels.sampled_topk_reference(scores, lengths, topk, starts)
     for shape in kernels.shapes():
@@ -253,7 +248,7 @@ def selections(method: str, engine: Engine) -> Iterator[Call]:
     backend, topk = engine.backend.dsa_topk_backend, engine.backend.dsa_index_topk
     original = type(backend).topk_transform.__wrapped__
     kind = getattr(import_module(TOPK_MODULE).TopkTransformMethod, method)
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = current_device()
     check(topk, device)
     for rows in _ROWS:
         for keys in _KEYS:
@@ -278,11 +273,11 @@ def made_up(rows: int, keys: int, topk: int, method: Any, device: Any) -> dict[s
 
     half = rows // _SEQUENCES
     sequence = torch.arange(_SEQUENCES, dtype=torch.int32, device=device).repeat_interleave(half)
-    pages = torch.randperm(_SEQUENCES * (keys // _PAGE), device=device).int().view(_SEQUENCES, -1)
-    slots = (pages[:, :, None] * _PAGE + torch.arange(_PAGE, device=device)).flatten(1).int()
+    pages = torch.randperm(_SEQUENCES * (keys // PAGE), device=device).int().view(_SEQUENCES, -1)
+    slots = (pages[:, :, None] * PAGE + torch.arange(PAGE, device=device)).flatten(1).int()
     metadata = SimpleNamespace(
         max_seq_len_k=keys,
-        page_size=_PAGE,
+        page_size=PAGE,
         page_table_1=slots,
         real_page_table=pages,
         token_to_batch_idx=sequence,

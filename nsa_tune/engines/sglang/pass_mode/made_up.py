@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.pass_mode.rows.rows import count_rows
 
 _LONGEST = 2**17
 """Longer sequences are not made up: how many more an engine could hold makes no difference."""
 SHORT = 2048
 """Tokens of a made-up prompt at most, but where long ones are measured: V3.2's index_topk."""
-_PAGE = 64
 _READ_DONE = ("war_fastpath_read_done_event", "shared_read_done_event")
 """A ModelRunner's field, by release: the event after which the pass that was launched last reads
 nothing any more that the scheduler writes. A pass without one is waited for as a whole."""
@@ -82,13 +82,13 @@ def page_tables(runner: Any, kv_lens: Sequence[int]) -> Iterator[list[Any]]:
 
     table = runner.req_to_token_pool.req_to_token
     # Page 0 is padding's.
-    first, most = 1, runner.max_total_num_tokens // _PAGE * _PAGE
+    first, most = 1, runner.max_total_num_tokens // PAGE * PAGE
     slots = []
     for i, kv_len in enumerate(kv_lens):
-        places = first * _PAGE + torch.arange(kv_len, dtype=table.dtype, device=table.device)
+        places = first * PAGE + torch.arange(kv_len, dtype=table.dtype, device=table.device)
         slots.append(places % most)
         table[1 + i, :kv_len] = slots[i]
-        first += -(-kv_len // _PAGE)
+        first += -(-kv_len // PAGE)
     try:
         yield slots
     finally:
@@ -120,5 +120,5 @@ def requests(runner: Any) -> int:
 
 def slots_for(runner: Any, kv_lens: Sequence[int]) -> bool:
     """Whether the pool has slots of its own for each sequence."""
-    pages = 1 + sum(-(-kv_len // _PAGE) for kv_len in kv_lens)
-    return bool(pages * _PAGE <= runner.max_total_num_tokens)
+    pages = 1 + sum(-(-kv_len // PAGE) for kv_len in kv_lens)
+    return bool(pages * PAGE <= runner.max_total_num_tokens)

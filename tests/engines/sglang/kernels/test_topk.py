@@ -54,7 +54,7 @@ class Answered:
 def answered(monkeypatch: pytest.MonkeyPatch) -> Answered:
     kernel = Answered()
     monkeypatch.setattr(module, "selection_of", kernel)
-    monkeypatch.setattr(module, "_is_captured", lambda: kernel.captures)
+    monkeypatch.setattr(module, "is_captured", lambda: kernel.captures)
     return kernel
 
 

@@ -32,8 +32,6 @@ it took when the pass was measured."""
 _EAGER_MARGIN = 0.25
 """By this share an eager pass must be faster than all other ways. The host launches each of its
 kernels, and has more to do while it serves: one took 276 ms where 192 were estimated."""
-
-
 _SCORED = 0.14
 """What a key costs that is scored only, as a share of one that is attended to as well: 16 heads."""
 
@@ -179,8 +177,6 @@ class Choice:
 
     def _decode_us(self, times: PassTimes, rows: int, context: float) -> float | None:
         """The time by decode graphs: as many of the largest as are full, and one of the rest."""
-        if not self.rows:
-            return None
         full, rest = divmod(rows, self.rows[-1])
         total = 0.0
         for count, needed in ((full, self.rows[-1]), (1 if rest else 0, rest)):

@@ -11,10 +11,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Query
-
-PAGE = 64
-"""Tokens of a page of DSA's pool."""
 
 
 @dataclass(frozen=True, slots=True)

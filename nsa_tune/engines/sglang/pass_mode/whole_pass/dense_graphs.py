@@ -15,18 +15,18 @@ from functools import partial
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.engines.sglang.facts import heads_of, is_dense_mla
-from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
+from nsa_tune.engines.sglang.facts import PAGE, mha_bytes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import AbsorbedAttention, Inputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
+from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import expanding
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     LEAST_TOKENS,
     Kind,
     capture,
+    lens_of,
     shape_key,
     spaced,
 )
-
-_BF16_BYTES = 2
 
 
 def most_sequences(size: int, most: int) -> int:
@@ -93,16 +93,9 @@ class DenseGraphs:
             max_seq_len_q=most, max_seq_len_k=most,
         )  # fmt: skip
 
-        forward = partial(runner._run_forward, forward_batch, size)
-        if self.kind is Kind.MHA:
-            backend.use_mha = True
-            try:
-                capture(runner, self.key(size), forward)
-            finally:
-                backend.use_mha = False
-        else:
-            with swapped(Swap(backend, AbsorbedAttention(backend, inputs, most))):
-                capture(runner, self.key(size), forward)
+        absorbed = Swap(backend, AbsorbedAttention(backend, inputs, most))
+        with expanding(backend) if self.kind is Kind.MHA else swapped(absorbed):
+            capture(runner, self.key(size), partial(runner._run_forward, forward_batch, size))
         self._inputs[size] = inputs
         self._read.append(forward_batch)
 
@@ -114,15 +107,9 @@ class DenseGraphs:
     def scratch_bytes(self) -> int:
         """Memory that capturing takes beside what SGLang's own graph of a size has just taken.
 
-        Attention needs queries, keys and values of all heads, with a copy of each.
+        Attention has a copy of all queries, keys and values besides.
         """
-        runner = self._runner.model_runner
-        backend, config = runner.attn_backend, runner.model_config
-        # Only DSA's backend has them itself.
-        shape = config if is_dense_mla(backend) else backend
-        head_dim = 2 * (shape.qk_nope_head_dim + shape.qk_rope_head_dim) + config.v_head_dim
-        heads = heads_of(backend, config)
-        return 2 * _BF16_BYTES * self.wanted()[-1] * int(heads * head_dim)
+        return 2 * self.wanted()[-1] * mha_bytes(self._runner.model_runner)
 
     def fits(self, size: int, batch: Batch) -> bool:
         """Whether there is a graph of `size` tokens that runs a batch with these sums."""
@@ -136,10 +123,8 @@ class DenseGraphs:
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch's lengths and pages to where the graph of `size` tokens reads them."""
         inputs = self._inputs[size]
-        # A padded batch ends in sequences without tokens.
-        extend_lens = [new for new in forward_batch.extend_seq_lens_cpu if new]
+        prefix_lens, extend_lens = lens_of(forward_batch)
         sequences = len(extend_lens)
-        prefix_lens = forward_batch.extend_prefix_lens_cpu[:sequences]
         rest = padding(size - sum(extend_lens), min(size, self._index_topk))
         self._write(inputs, size, prefix_lens + [0] * len(rest), extend_lens + rest)
         if self.kind is Kind.MLA:

@@ -7,13 +7,24 @@ graph is absorbed up to 8192 new tokens, and an eager pass where 1 to 8191 token
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from nsa_tune.engines.sglang.releases import DENSE_PATHS
 
 USE_MHA = "use_mha"
 """Attribute of a backend while attention is expanded. DSA's has it, and SGLang reads it there."""
+
+
+@contextmanager
+def expanding(backend: Any) -> Iterator[None]:
+    """Within it attention is expanded in what is captured."""
+    setattr(backend, USE_MHA, True)
+    try:
+        yield
+    finally:
+        setattr(backend, USE_MHA, False)
 
 
 def around_path(

@@ -15,10 +15,10 @@ from itertools import accumulate
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.engines.sglang.facts import heads_of
+from nsa_tune.engines.sglang.facts import mha_bytes
 from nsa_tune.engines.sglang.pass_mode.rows.rows import to_device
-from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import USE_MHA
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, shape_key
+from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import expanding
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, lens_of, shape_key
 
 PREFIXES = (8192, 32768)
 """Cached tokens that a graph has room for, all sequences' together."""
@@ -28,7 +28,6 @@ SEQUENCES = 16
 """Sequences of a batch at most; padding is one more."""
 LEAST_TOKENS = 256
 """Smaller graphs are not captured: expanding a prefix does not pay for so few new tokens."""
-_BF16_BYTES = 2
 
 
 def timed_prefixes(room: int) -> tuple[int, int]:
@@ -79,11 +78,7 @@ class PrefixGraphs:
 
     def scratch_bytes(self) -> int:
         """Memory that capturing takes beside what SGLang's own graph of a size has just taken."""
-        runner = self._runner.model_runner
-        config = runner.model_config
-        head_dim = 2 * (config.qk_nope_head_dim + config.qk_rope_head_dim) + config.v_head_dim
-        heads = heads_of(runner.attn_backend, config)
-        return int(_BF16_BYTES * len(self._slots) * heads * head_dim)
+        return len(self._slots) * mha_bytes(self._runner.model_runner)
 
     def capture(self, size: int) -> None:
         """Capture the graphs of `size` tokens. Call it within the runner's own capture session."""
@@ -103,11 +98,8 @@ class PrefixGraphs:
             backend.forward_metadata, cu_seqlens_q=self._starts_q, cu_seqlens_k=self._starts_kv,
             max_seq_len_q=size, max_seq_len_k=prefix + size,
         )  # fmt: skip
-        setattr(backend, USE_MHA, True)
-        try:
+        with expanding(backend):
             capture(runner, self.key(size), partial(runner._run_forward, forward_batch, size))
-        finally:
-            setattr(backend, USE_MHA, False)
         return forward_batch
 
     def fits(self, size: int, batch: Batch) -> bool:
@@ -120,14 +112,11 @@ class PrefixGraphs:
 
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch's lengths and slots to where the graph of `size` tokens reads them."""
-        # A padded batch ends in sequences without tokens.
-        extend_lens = [new for new in forward_batch.extend_seq_lens_cpu if new]
-        sequences = len(extend_lens)
-        prefix_lens = forward_batch.extend_prefix_lens_cpu[:sequences]
+        prefix_lens, extend_lens = lens_of(forward_batch)
         self._prefix = next(room for room in self._prefixes if room >= sum(prefix_lens))
         self._write(size, prefix_lens, extend_lens)
         table = self._runner.model_runner.req_to_token_pool.req_to_token
-        rows = forward_batch.req_pool_indices[:sequences]
+        rows = forward_batch.req_pool_indices[: len(extend_lens)]
         kv_lens = [prefix + new for prefix, new in zip(prefix_lens, extend_lens, strict=True)]
         total, padding = sum(kv_lens), size - sum(extend_lens)
         self._slots[:total] = _joined(table[:, : max(kv_lens)].index_select(0, rows), kv_lens)

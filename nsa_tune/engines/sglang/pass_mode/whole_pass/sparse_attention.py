@@ -11,14 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS
+from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.kernels.copies import read_back
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Query
-from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import (
-    PAGE,
-    Keys,
-    Rows,
-    SparseInputs,
-)
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import Keys, Rows, SparseInputs
 
 _NOMINAL_KEYS = 16384
 """Keys of a row by which the selecting kernel reads all rows: how fast it is hangs on that a

@@ -11,6 +11,7 @@ from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, reads_back
+from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.kernels.topk import check
 from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
@@ -18,11 +19,12 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     IndexerMetadata,
     SparseAttention,
 )
-from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES, SparseInputs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import SEQUENCES, SparseInputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     LEAST_TOKENS,
     Kind,
     capture,
+    lens_of,
     shape_key,
     spaced,
 )
@@ -31,8 +33,6 @@ MOST_TOKENS = 2048
 """Tokens of the largest graph that is captured."""
 _MOST_KEYS = 2**17
 """Keys of a batch at most. What the indexer computes takes 4 bytes a key and row."""
-
-
 _FP32_BYTES, _BF16_BYTES = 4, 2
 
 
@@ -116,14 +116,11 @@ class SparseGraphs:
 
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch to where the graph of `size` tokens reads it."""
-        # A padded batch ends in sequences without tokens.
-        extend_lens = [new for new in forward_batch.extend_seq_lens_cpu if new]
-        sequences = len(extend_lens)
-        prefix_lens = forward_batch.extend_prefix_lens_cpu[:sequences]
+        prefix_lens, extend_lens = lens_of(forward_batch)
         self._inputs.write(prefix_lens, extend_lens)
         longest = max(prefix + new for prefix, new in zip(prefix_lens, extend_lens, strict=True))
         table = self._runner.model_runner.req_to_token_pool.req_to_token
-        self._inputs.write_pages(table, forward_batch.req_pool_indices[:sequences], longest)
+        self._inputs.write_pages(table, forward_batch.req_pool_indices[: len(extend_lens)], longest)
 
     def key(self, size: int) -> Any:
         """Under which SGLang keeps the graph of `size` tokens."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PAGE = 64
-"""Tokens of a page of DSA's pool."""
+from nsa_tune.engines.sglang.facts import PAGE
+
 SEQUENCES = 32
 """The most sequences of a batch. Gathering the indexer's keys visits them all, empty or not."""
 

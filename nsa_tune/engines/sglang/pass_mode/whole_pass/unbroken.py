@@ -60,6 +60,12 @@ def shape_key(size: int, kind: Kind | str) -> Any:
     return made(size=size, variant_label=str(kind))
 
 
+def lens_of(forward_batch: Any) -> tuple[list[int], list[int]]:
+    """Prefixes and new tokens of a padded batch, which ends in sequences without tokens."""
+    extend_lens = [new for new in forward_batch.extend_seq_lens_cpu if new]
+    return forward_batch.extend_prefix_lens_cpu[: len(extend_lens)], extend_lens
+
+
 @contextmanager
 def no_breaks() -> Iterator[None]:
     """What would break a graph under capture is captured instead."""

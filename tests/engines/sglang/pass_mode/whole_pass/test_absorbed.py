@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
+from nsa_tune.engines.sglang.facts import PAGE
+from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import AbsorbedAttention, Inputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, around_extend, swapped
 
 HEADS, RANK, ROPE = 3, 512, 64

@@ -12,13 +12,14 @@ from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.kernels import sampled_topk as kernel
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import Transform, transform_reference
+from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Query
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     IndexerMetadata,
     SparseAttention,
     widened,
 )
-from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, Rows, SparseInputs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import Rows, SparseInputs
 
 HEADS, RANK, ROPE, TOPK = 3, 512, 64, 8
 PREFIX_LENS, EXTEND_LENS = [70, 0], [2, 3]

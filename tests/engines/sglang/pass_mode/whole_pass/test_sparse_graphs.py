@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from nsa_tune import Batch
+from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.pass_mode.whole_pass import attention, unbroken
 from nsa_tune.engines.sglang.pass_mode.whole_pass import sparse_graphs as module
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import SEQUENCES
 
 TOPK, POOL = 2048, 60_000
 

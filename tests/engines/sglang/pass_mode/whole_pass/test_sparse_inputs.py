@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES, SparseInputs
+from nsa_tune.engines.sglang.facts import PAGE
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import SEQUENCES, SparseInputs
 
 TOPK, MOST_KEYS = 100, 64 * PAGE
 

@@ -13,7 +13,7 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.engines.vllm.facts import Facts, facts_of
-from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill, steer
 from nsa_tune.engines.vllm.priced import priced
 from tests.engines.vllm.engine import (
     Engine,
@@ -58,7 +58,7 @@ def _table(heads: int, kv_dtype: str) -> Dispatcher:
 def _steered(builder: Any, kv_dtype: str = "fp8", **changes: Any) -> tuple[Facts, Dispatcher]:
     facts = facts_of(builder)
     table = priced(_table(facts.heads, kv_dtype), facts.layers, facts.workspace_tokens)
-    Prefill(builder, table, facts, changes.get("log")).steer(builder)
+    steer(builder, Prefill(builder, table, facts, changes.get("log")))
     return facts, table
 
 
@@ -134,7 +134,7 @@ def test_the_decode_kernel_as_vllm_calls_it_is_the_decode_kernel(engine: Engine)
     builder = builder_of(engine.flashmla(hooked=True), given)
     facts = facts_of(builder)
     table = priced(_fast_mixed_calls(), facts.layers, facts.workspace_tokens)
-    Prefill(builder, table, facts, None).steer(builder)
+    steer(builder, Prefill(builder, table, facts, None))
     lens: Lens = [(30720, 160)]
 
     assert table.plan(_asked(lens)).sparse_prefill == "flashmla_kv_mixed"
