@@ -21,7 +21,7 @@ from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.facts import Facts, facts_of
 from nsa_tune.engines.vllm.prefill import Prefill, steer
 from nsa_tune.engines.vllm.priced import priced, priced_dense
-from nsa_tune.engines.vllm.ranks import differing
+from nsa_tune.engines.vllm.ranks import agreed
 
 DENSE_MLA = "NSA_TUNE_DENSE_MLA"
 """Environment variable: 1 steers dense MLA too, where no plug-in has run on a GPU yet."""
@@ -37,7 +37,7 @@ def attach(builder: Any) -> None:
     """Steer `builder` as far as there are measurements for it, and say what comes of it."""
     prepared = attempt("looking at a metadata builder", _prepared, builder)
     # Every rank says something, or the others would wait for it.
-    alike = _agreed(NOTHING if prepared is None else decides_by(prepared[1], prepared[0]))
+    alike = agreed(NOTHING if prepared is None else decides_by(prepared[1], prepared[0]))
     if prepared is None or not alike:
         return
     # All that may fail on this rank alone has been done.
@@ -47,15 +47,6 @@ def attach(builder: Any) -> None:
     if facts.layout is KVLayout.FP8_PACKED:
         what += " (flashmla_kv, flashmla_sparse)"
     say_once(logging.INFO, f"{facts}: {what} by {dispatcher.source}")
-
-
-def _agreed(decides: str) -> bool:
-    """Whether all ranks decide by the same; a line says so where they do not."""
-    problem = differing(decides)
-    if problem is not None:
-        text = f"vLLM decides by itself: the ranks' tables differ: {problem}"
-        say_once(logging.WARNING, text)
-    return problem is None
 
 
 def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] | None:

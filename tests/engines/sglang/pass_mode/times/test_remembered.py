@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from nsa_tune.engines.sglang.health import summary
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.engines.sglang.pass_mode.times.summary import summary
 
 KEY: Mapping[str, object] = {"gpu": "made up", "layers": None, "decode_sizes": [1, 2]}
 TIMES = PassTimes(KEY, [PassTime(PassMode.ENGINE, 8, 4, 10.0)])
