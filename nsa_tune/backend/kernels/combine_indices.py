@@ -16,26 +16,6 @@ def combined_width(window: int, extra: int) -> int:
     return -(-(window + extra) // _COLUMNS) * _COLUMNS
 
 
-def combine_indices_reference(
-    window: torch.Tensor,
-    window_lengths: torch.Tensor,
-    extra: torch.Tensor,
-    extra_lengths: torch.Tensor,
-    shift: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`combine_indices` in plain torch, on any device."""
-    width = combined_width(window.shape[1], extra.shape[1])
-    out = torch.full((window.shape[0], width), -1, dtype=torch.int32, device=window.device)
-    lengths = window_lengths.clone()
-    for row, count in enumerate(window_lengths.tolist()):
-        out[row, :count] = window[row, :count]
-        more = int(extra_lengths[row])
-        chosen = extra[row, :more]
-        out[row, count : count + more] = torch.where(chosen >= 0, chosen + shift, -1)
-        lengths[row] += more
-    return out, lengths
-
-
 @triton.jit
 def _combine_kernel(
     window, window_lengths, extra, extra_lengths, out, lengths,

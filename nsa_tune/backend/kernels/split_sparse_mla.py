@@ -37,16 +37,6 @@ class Shape:
     stages: int
 
 
-def split_sparse_mla_reference(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int
-) -> torch.Tensor:
-    """`split_sparse_mla` in plain torch, all rows at once."""
-    keys = pool[indices.clamp_min(0).long()].float()
-    scores = torch.einsum("rhc,rkc->rhk", q.float(), keys) * scale
-    weights = scores.masked_fill((indices < 0)[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
-    return torch.einsum("rhk,rkc->rhc", weights, keys[..., :rank]).to(q.dtype)
-
-
 @triton.jit
 def _attend_kernel(
     q, q_rope, pool, indices, mixed, lse, heads, topk, scale_log2, splits, per_split,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.kernels import split_sparse_mla
+from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.kernels.split_sparse_mla import Shape
 
 RANK, ROPE, SLOTS, SCALE = 128, 32, 500, 0.1
@@ -36,7 +37,7 @@ def test_it_computes_softmax_attention_over_each_rows_selection(
     shape = Shape(heads=16, keys=32, splits=splits, warps=4, stages=2)
     out = split_sparse_mla.split_sparse_mla(q, pool, indices, SCALE, RANK, shape)
 
-    wanted = split_sparse_mla.split_sparse_mla_reference(q, pool, indices, SCALE, RANK)
+    wanted = sparse_mla_reference(q, pool, indices, SCALE, RANK)
     assert out.shape == (rows, heads, RANK)
     assert error(out, wanted) < 0.01
 
@@ -53,7 +54,7 @@ def test_empty_places_count_for_nothing_and_an_empty_row_is_zero(
     shape = Shape(heads=16, keys=64, splits=splits, warps=4, stages=2)
     out = split_sparse_mla.split_sparse_mla(q, pool, indices, SCALE, RANK, shape)
 
-    wanted = split_sparse_mla.split_sparse_mla_reference(q, pool, indices, SCALE, RANK)
+    wanted = sparse_mla_reference(q, pool, indices, SCALE, RANK)
     assert error(out, wanted) < 0.01
     assert not out[2].any()
 

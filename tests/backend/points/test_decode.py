@@ -208,9 +208,7 @@ def test_an_arm_over_a_bf16_pool_passes_what_its_kernel_reads(
 ) -> None:
     monkeypatch.setattr(sglang_kernel, "fa3_sparse", fa3_sparse)
     monkeypatch.setattr(sglang, "tilelang_sparse", tilelang_sparse)
-    monkeypatch.setattr(
-        split_sparse_mla, "split_sparse_mla", split_sparse_mla.split_sparse_mla_reference
-    )
+    monkeypatch.setattr(split_sparse_mla, "split_sparse_mla", sparse_mla_reference)
     case = prefill_case(batch, replace(TINY, layout=KVLayout.BF16), CPU)
     output = DECODE.arm(name).build(case)()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.backend.kernels.split_sparse_mla import split_sparse_mla_reference
+from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang.kernels.decode import DECODE, DecodeCall, around_fa3
 from nsa_tune.engines.sglang.kernels.swap import Timing, Wins
@@ -66,7 +66,7 @@ def test_a_call_is_answered_as_the_reference_does(kernel_device: torch.device) -
     assert call is not None
     q = torch.cat((named["q_nope"], named["q_rope"]), dim=-1)
     pool = named["kv_cache"].view(SLOTS, -1)
-    wanted = split_sparse_mla_reference(q, pool, named["page_table"], 0.1, RANK)
+    wanted = sparse_mla_reference(q, pool, named["page_table"], 0.1, RANK)
 
     out = call.attended()
 
