@@ -49,7 +49,7 @@ DENSE_BOUNDS = {
 }  # fmt: skip
 """Mean and worst regret of batches left out, in percent."""
 DENSE_HELD_OUT_BOUNDS = {
-    "prefill_path": (0.1, 3), "mha_kernel": (0.6, 15), "absorbed_prefill": (0.7, 35),
+    "prefill_path": (0.1, 3), "mha_kernel": (0.5, 10), "absorbed_prefill": (0.5, 10),
     "decode": (0.8, 15),
 }  # fmt: skip
 """The same of batches held out."""

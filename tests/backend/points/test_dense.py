@@ -215,9 +215,9 @@ def test_absorbed_kernels_share_a_batch_by_schedules_of_their_own() -> None:
     assert idle["flash_mla_busiest_keys"] >= 22 * 320
     assert idle["flashinfer_busiest_keys"] < idle["flash_mla_busiest_keys"] / 2
     long = terms(Batch.extend([32768], [1]))
-    # FlashMLA gives a part 4 of 518 blocks and 5 more, FlashInfer a piece of 256 keys; each takes
-    # as long as 96 keys more.
-    assert long["flash_mla_busiest_keys"] == pytest.approx((513 * 64 + 96) * 9 / 518)
+    # FlashMLA gives a part 4 of 513 blocks, FlashInfer a piece of 256 keys; each takes as long as
+    # 96 keys more.
+    assert long["flash_mla_busiest_keys"] == 256 + 96
     assert (long["flashinfer_busiest_keys"], long["flashinfer_parts"]) == (256 + 96, 129)
     # So many sequences are not split, however unequal: one of them decides.
     ragged = Batch.extend([6000, *[100] * 119], [4] * 120)
@@ -240,6 +240,36 @@ def test_absorbed_kernels_share_a_batch_by_schedules_of_their_own() -> None:
     assert terms(ragged)["flashinfer_busiest_keys"] < 6000 / 2
     # 26 sequences of 1229 keys are 5 pieces of 256 each, 130 in all: one wave.
     assert terms(Batch.extend([1225] * 26, [4] * 26))["flashinfer_busiest_keys"] == 256 + 96
+
+
+def test_flash_mlas_fullest_part_is_that_of_its_schedule() -> None:
+    functions = DECODE.features(replace(H200, heads=128))
+
+    def busiest(batch: Batch) -> float:
+        return functions.by_name(batch)["flash_mla_busiest_keys"]
+
+    # 33 parts of 9 of 275 blocks and 5 more: each of 5 sequences of 50 blocks begins one of its
+    # own, as what is left of the last one's is too little to begin another.
+    assert busiest(Batch.verify([3179] * 5, 2)) == 9 * 64 + 96
+    # 132 sequences on 66 parts: 13 blocks each, so two whole ones of one block and 5 more.
+    assert busiest(Batch.decode([64] * 132)) == 2 * (64 + 96)
+
+
+def test_fa3s_of_two_libraries_deal_tiles_in_orders_of_their_own() -> None:
+    functions = PREFILL.features(replace(H200, heads=8))
+
+    def busiest(batch: Batch) -> tuple[float, float]:
+        found = functions.by_name(batch)
+        return found["sgl_fa3_busiest_pairs"], found["flashinfer_fa3_busiest_pairs"]
+
+    # 25 tiles of 8 heads on 132 SMs: of all heads the longest first, or one head after the other.
+    sglang, flashinfer = busiest(Batch.extend([0], [3170]))
+    assert 3000 * 128 < sglang < 0.9 * flashinfer
+    # A tile an SM: the longest decides.
+    assert busiest(Batch.extend([64, 3000], [128, 128])) == (3128 * 128,) * 2
+    # Very many are not dealt one by one.
+    many = busiest(Batch.extend([100] * 40, [900] * 40))
+    assert many[0] == many[1]
 
 
 @pytest.mark.parametrize("point", [PREFILL, DECODE])

@@ -21,16 +21,16 @@ _MERGED = (limits.SOME_ROWS, limits.SOME_PREFIX, limits.NOT_CAPTURED)
 MHA = (
     Arm(
         "mha/sgl_fa3", mha.build_sgl_fa3, _BF16, "sglang_kernel", _HOPPER,
-        (*_WHOLE, sglang_kernel.FA3_VARLEN_SHAPE), features=expanded.OF_FA3,
+        (*_WHOLE, sglang_kernel.FA3_VARLEN_SHAPE), features=features.SGL_FA3,
     ),
     Arm(
         "mha/sgl_fa3_merged", mha.build_sgl_fa3_merged, _BF16, "sglang_kernel", _HOPPER,
-        (*_MERGED, sglang_kernel.FA3_VARLEN_SHAPE), features=expanded.OF_FA3,
+        (*_MERGED, sglang_kernel.FA3_VARLEN_SHAPE), features=features.SGL_FA3,
     ),
     Arm(
         "mha/fa3", mha.build_fa3, _BF16, "flashinfer", _HOPPER,
         (*_WHOLE, flashinfer.RAGGED_SHAPE, flashinfer.FA3_WORKS),
-        features=expanded.OF_FA3,
+        features=features.FLASHINFER_FA3,
     ),
     Arm(
         "mha/fa2", mha.build_fa2, _BF16, "flashinfer", ANY_GPU,

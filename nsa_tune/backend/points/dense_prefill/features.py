@@ -7,7 +7,6 @@ keys that its last query sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import log2
 
 from nsa_tune.backend.points import schedules
 from nsa_tune.backend.points.prefill import features as prefill
@@ -25,8 +24,12 @@ _GROUPS = 8
 """Of a sequence's tiles so many different ones are looked at, at most."""
 _BEGUN = 96
 """Keys' worth of time for beginning a piece."""
+_WIDE, _DEALT = 128, 4
+"""Queries of MHA's tile, and tiles an SM up to which they are dealt one by one."""
 
 
+SGL_FA3 = ("gemm_keys", "tile_waves", "sgl_fa3_busiest_pairs")
+FLASHINFER_FA3 = ("gemm_keys", "tile_waves", "flashinfer_fa3_busiest_pairs")
 FA3 = ("absorbed_busiest_keys", "absorbed_merged_rows", "absorbed_parts")
 FLASH_MLA = ("flash_mla_busiest_keys", "flash_mla_merged_rows", "flash_mla_parts")
 FLASHINFER = (
@@ -45,20 +48,30 @@ def features(setting: Setting) -> FeatureFunctions:
     """The features of an extend, and where it lies: octaves of its q tokens, half octaves of the
     others. That nothing is read back without a prefix is a term (`prefix_keys`)."""
     common, absorbed = prefill.common_terms(setting), absorbed_terms(setting)
-    return FeatureFunctions(
-        (*prefill.Terms._fields, *ABSORBED),
-        lambda batch: (*common(batch), *absorbed(batch)),
-        _coordinates,
-    )
+
+    def computed(batch: Batch) -> tuple[float, ...]:
+        expanded = common(batch)
+        return (*expanded, *_expanded(batch, expanded, setting), *absorbed(batch))
+
+    names = (*prefill.Terms._fields, SGL_FA3[-1], FLASHINFER_FA3[-1], *ABSORBED)
+    return FeatureFunctions(names, computed, prefill.features(setting).coordinates)
 
 
-def _coordinates(batch: Batch) -> tuple[float, ...]:
-    return (
-        log2(batch.q_tokens),
-        log2(batch.kv_tokens) / 2,
-        log2(batch.pairs / batch.q_tokens) / 2,
-        log2(batch.batch_size) / 2,
-    )
+def _expanded(batch: Batch, of: prefill.Terms, setting: Setting) -> tuple[float, float]:
+    """Pairs of FlashAttention-3's busiest SM. Sequences are sorted: by the keys of their first tile
+    in sglang-kernel, which deals all heads of one before the next (flash_prepare_scheduler.cu), by
+    all keys in FlashInfer, which deals one head of all (scheduler.cuh, PrefillSM90Plan)."""
+    heads, sms, dealt = setting.heads, schedules.sms_of(setting), []
+    if of.query_tiles * heads > _DEALT * sms:
+        return of.tile_makespan_pairs, of.tile_makespan_pairs
+    for keys, at_once in ((lambda one: -one[0], heads), (lambda one: -one[0] - one[1], 1)):
+        pieces = [
+            (end * _WIDE, count * at_once)
+            for prefix, new, same in sorted(schedules.sequences(batch), key=keys)
+            for end, count in _tiles(-(-new // _WIDE), prefix, new, _WIDE, same)
+        ]
+        dealt.append(schedules.dealt(pieces * (heads // at_once), sms))
+    return dealt[0], dealt[1]
 
 
 def absorbed_terms(setting: Setting) -> Callable[[Batch], tuple[float, ...]]:
@@ -127,21 +140,37 @@ def _flash_mla(batch: Batch, heads: int, sms: int) -> tuple[float, float, float]
     count, fixed = batch.batch_size, schedules.FIXED_BLOCKS
     queries = -(-batch.q_tokens // count)
     tiles = -(-queries * heads // _TILE)
-    blocks = sum(
-        same * (-(-(prefix + new) // schedules.BLOCK) + fixed)
-        for prefix, new, same in schedules.sequences(batch)
-    )
     if tiles > sms // 2:
         # The last queries see the most keys, and theirs come last.
         last = list(_tiles(tiles, batch.prefix_tokens, batch.q_tokens, _TILE * count / heads, 1))
         pieces = [(_length(end / count) * count, each) for end, each in reversed(last)]
         return schedules.dealt(pieces, sms), 0.0, 0.0
+    each = [
+        -(-(prefix + new) // schedules.BLOCK)
+        for prefix, new, same in schedules.sequences(batch)
+        for _ in range(same)
+    ]
+    blocks = sum(each) + fixed * count
     piece = -(-blocks // (sms // tiles))
     part = piece + fixed
     merged = batch.q_tokens * (blocks / count - fixed) / piece if blocks > part * count else 0
     parts = -(-batch.max_kv // schedules.BLOCK) / piece
-    real = _length(batch.kv_tokens / count) * count
-    return real * min(part / blocks, 1.0), float(merged), parts if parts > 1 else 0.0
+    return _fullest(each, part), float(merged), parts if parts > 1 else 0.0
+
+
+def _fullest(sequences: list[int], part: int) -> float:
+    """Keys of the fullest of FlashMLA's parts, into which its schedule deals sequences of so many
+    blocks, one behind the other (`get_mla_metadata_kernel`)."""
+    fixed, most, keys, left = schedules.FIXED_BLOCKS, 0, 0, part
+    for rest in sequences:
+        while rest + fixed > left:
+            if left > fixed:
+                keys += (left - fixed) * schedules.BLOCK + _BEGUN
+                rest -= left - fixed
+            most, keys, left = max(most, keys), 0, part
+        keys += rest * schedules.BLOCK + _BEGUN
+        left -= rest + fixed
+    return float(max(most, keys))
 
 
 def _flashinfer(batch: Batch, heads: int, sms: int) -> tuple[float, float, float, float]:
