@@ -96,7 +96,7 @@ def _instead(gpu: str, database: Path | None) -> str:
         return (
             f"{run} Until then `advise`, `replay` and `lookup` show times of {alike[0]}"
             f"{''.join(f', or where that has no table {name}' for name in alike[1:])}, of the same "
-            f"architecture ({arch}), which may be several times off; the plug-ins take none."
+            f"architecture ({arch}), which may be several times off; no plug-in takes them."
         )
     return f"{run} Until then `advise` has no answer, as no other GPU's times stand for it."
 

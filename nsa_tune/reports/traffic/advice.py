@@ -208,8 +208,7 @@ def standing_in(deployment: Deployment) -> str:
     """Whose table prices what was not measured on this GPU, as the beginning of a sentence; no
     plug-in takes it. "" where it is this GPU's."""
     dispatcher = deployment.passes.attention.dispatcher
-    another = deployment.measured is None and dispatcher.match is Match.ARCHITECTURE
-    if not another or dispatcher.table is None:
+    if deployment.measured or dispatcher.match is not Match.ARCHITECTURE or not dispatcher.table:
         return ""
     times = f"by times of {dispatcher.table.key.gpu}, which may be several times off,"
     return f"Nothing was measured for {deployment.where}: {times}"

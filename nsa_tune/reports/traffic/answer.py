@@ -205,5 +205,6 @@ def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
     than = "the advised flags" if advice.changes else "your flags"
     if share <= 0.005:
         return f"saves nothing more here than {than}"
-    what = "prefills" if advice.whole_passes else "attention of prefills"
-    return f"takes another {share:.0%} off the {what} with {than} (`nsa-tune doctor`: is it on?)"
+    rank = "one rank's " * ((advice.given.number("tp") or 1) > 1)
+    what = rank + ("prefills" if advice.whole_passes else "attention of prefills")
+    return f"takes another {share:.0%} off {what} with {than} (`nsa-tune doctor`: is it on?)"
