@@ -214,7 +214,7 @@ def test_an_engine_is_steered_only_where_that_is_asked_for(
     newest: Wheel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(backend, "opened", lambda *given: _table())
-    monkeypatch.setattr(backend, "_agreed", lambda decides: True)
+    monkeypatch.setattr(backend, "agreed", lambda decides: True)
     builder = _builder(newest)
 
     backend.attach(builder)
