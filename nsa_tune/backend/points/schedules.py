@@ -29,7 +29,6 @@ _PROGRAMS_PER_SM = 2
 _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
 
-
 LIST_TAIL, LONGEST_FIRST_TAIL = 0.5, 0.25
 """Part of the longest row that is left when the even share of all is done: of rows in their order,
 and of rows that are sorted, the longest first."""
@@ -65,7 +64,9 @@ def makespan(
 def dealt(pieces: Sequence[tuple[float, int]], slots: int) -> float:
     """When the last slot is done, if pieces (length, how many) are dealt in this order, each to the
     slot that has the least; of very many, some at once to slots that have about the least."""
-    together = sum([count for _, count in pieces]) // (_WAVES * slots)
+    if (total := sum([count for _, count in pieces])) <= slots:
+        return max([length for length, count in pieces if count], default=0.0)
+    together = total // (_WAVES * slots)
     levels = [(0.0, slots)]
     for length, count in pieces:
         left = count

@@ -27,7 +27,6 @@ _BEGUN = 96
 _WIDE, _DEALT = 128, 4
 """Queries of MHA's tile, and tiles an SM up to which they are dealt one by one."""
 
-
 SGL_FA3 = ("gemm_keys", "tile_waves", "sgl_fa3_busiest_pairs")
 FLASHINFER_FA3 = ("gemm_keys", "tile_waves", "flashinfer_fa3_busiest_pairs")
 FA3 = ("absorbed_busiest_keys", "absorbed_merged_rows", "absorbed_parts")
