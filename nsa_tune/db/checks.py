@@ -88,9 +88,7 @@ def _anchors(anchors: object) -> tuple[Anchor, ...]:
     return tuple(_anchor(**anchor) for anchor in json.loads(text_of(anchors)))
 
 
-_CHECK = (
-    text_of, text_of, _versions, text_of, lambda value: bool(count_of(value)), _drift, _anchors,
-)  # fmt: skip
+_CHECK = text_of, text_of, _versions, text_of, lambda it: bool(count_of(it)), _drift, _anchors
 
 
 def _anchor(

@@ -111,8 +111,6 @@ _RUN = (
     count_of, text_of, _words, text_of, optional_text_of, optional_text_of, count_of, count_of,
     optional_text_of,
 )  # fmt: skip
-
-
 _MEASURED = (count_of, text_of, text_of, text_of, text_of, number_of, text_of, text_of)
 
 

@@ -15,7 +15,7 @@ from nsa_tune.autotune.runner.progress import Incident, Progress, Stored
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Key, Measurement
 
-_SCHEMA = "nsa-tune/event/1"
+_SCHEMA = "nsa-tune/event/2"
 _log = logging.getLogger(__name__)
 
 

@@ -140,7 +140,7 @@ class DevicePool:
             self._take_ceilings(device, update)
             return
         quarantined = device.sweep.take(device.unit, task, update.rows, update.killed_by)
-        self._report(task, update, quarantined)
+        self._report(device.unit, task, update, quarantined)
         if update.finished:
             rows = device.sweep.finished(device.unit, task)
             device.task = None
@@ -156,20 +156,20 @@ class DevicePool:
     def _take_ceilings(self, device: PooledDevice, update: JobUpdate) -> None:
         device.at_ceilings = False
         if update.replaced:
-            self._report_replaced("measuring the ceilings", update.replaced)
+            self._report_replaced(device.unit, "measuring the ceilings", update.replaced)
         device.sweep.writer.add(update.rows)
 
-    def _report(self, task: Task, update: JobUpdate, quarantined: Sequence[Quarantined]) -> None:
+    def _report(self, unit: str, task: Task, update: JobUpdate, out: Sequence[Quarantined]) -> None:
         if update.replaced:
             arms = ", ".join(row.arm for row in update.rows)
-            self._report_replaced(f"{arms} on {task.job.batch}", update.replaced)
-        for arm in quarantined:
+            self._report_replaced(unit, f"{arms} on {task.job.batch}", update.replaced)
+        for arm in out:
             text = f"{arm.arm} of {arm.point} is quarantined: not tried again without --fresh"
             self._progress.incident(Incident("quarantined", text))
 
-    def _report_replaced(self, after: str, reason: str) -> None:
+    def _report_replaced(self, unit: str, after: str, reason: str) -> None:
         self.replaced += 1
-        text = f"the worker is replaced after {after}: {reason}"
+        text = f"the worker on {unit} is replaced after {after}: {reason}"
         self._progress.incident(Incident("worker_replaced", text))
 
     def _store(self) -> None:

@@ -36,7 +36,7 @@ def test_each_event_is_a_line_with_its_schema() -> None:
     events.end("done", measured=2)
 
     start, batch, quarantined, end = map(json.loads, file.getvalue().splitlines())
-    assert {e["schema"] for e in (start, batch, quarantined, end)} == {"nsa-tune/event/1"}
+    assert {e["schema"] for e in (start, batch, quarantined, end)} == {"nsa-tune/event/2"}
     assert (start["event"], start["batches"], start["skipped"]) == ("start", 12, 34)
     assert start["key"]["digest"] == key_of().digest
     assert (batch["event"], batch["done"], batch["total"], batch["seconds"]) == (
@@ -47,7 +47,7 @@ def test_each_event_is_a_line_with_its_schema() -> None:
     assert batch["rows"][1] == {"arm": "flat/a", "status": "failed", "reason": "no\nkernel ü"}
     assert (quarantined["event"], quarantined["text"]) == ("quarantined", "flat/a is out")
     assert end == {
-        "schema": "nsa-tune/event/1", "event": "end", "outcome": "done", "measured": 2,
+        "schema": "nsa-tune/event/2", "event": "end", "outcome": "done", "measured": 2,
     }  # fmt: skip
 
 

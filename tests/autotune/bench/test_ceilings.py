@@ -145,5 +145,6 @@ def test_a_worker_that_dies_of_the_ceilings_is_replaced(
     assert roof_of(result.table.measurements) == []
     assert (result.outcome, result.measured, result.failed, result.replaced) == ("done", 8, 0, 1)
     assert [one.text for one in incidents if one.kind == "worker_replaced"] == [
-        "the worker is replaced after measuring the ceilings: exit code 3: the copy engine is gone"
+        "the worker on cpu is replaced after measuring the ceilings: exit code 3: "
+        "the copy engine is gone"
     ]
