@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from starlette.responses import PlainTextResponse
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-LOCAL_NAMES = ("localhost", "127.0.0.1")
-"""Against DNS rebinding: a hostile page could point its own name at 127.0.0.1."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -26,6 +25,17 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
 }
 """Headers of every response."""
+
+
+def local(app: ASGIApp) -> ASGIApp:
+    """`app` by this machine's names alone: a hostile page could point its own at 127.0.0.1."""
+    refusal = PlainTextResponse("this dashboard answers to 127.0.0.1 and localhost only\n", 421)
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        name = dict(scope["headers"]).get(b"host", b"").split(b":")[0]
+        await (app if name in (b"localhost", b"127.0.0.1") else refusal)(scope, receive, send)
+
+    return answered
 
 
 def sealed(app: ASGIApp) -> ASGIApp:

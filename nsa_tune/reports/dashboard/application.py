@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsa_tune.reports.dashboard.access import LOCAL_NAMES, sealed
+from nsa_tune.reports.dashboard.access import local, sealed
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
@@ -39,8 +37,7 @@ def application(paths: list[Path]) -> ASGIApp:
         Route("/api/live", pages.live),
         Route("/api/report", pages.report),
     ]
-    local = Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES, www_redirect=False)
-    return sealed(Starlette(routes=routes, middleware=[local]))
+    return sealed(local(Starlette(routes=routes)))
 
 
 class _Body(NamedTuple):
@@ -96,8 +93,7 @@ class _Pages:
 
     async def asset(self, request: Request) -> Response:
         """A style or a script."""
-        found = served_asset(request.path_params["name"])
-        if found is None:
+        if (found := served_asset(request.path_params["name"])) is None:
             return Response("there is no such file\n", 404, media_type="text/plain")
         make, kind = found
         return _response(request, _Body.of(await run_in_threadpool(make)), kind)

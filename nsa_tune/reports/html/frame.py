@@ -23,8 +23,6 @@ _CREDITS = (
     '<footer class="note">Charts by Vega, Vega-Lite and Vega-Embed, copyright University of '
     "Washington Interactive Data Lab and contributors, BSD-3-Clause licence.</footer>"
 )
-
-
 _ASSETS = {
     "page.css": "text/css", "page.js": "text/javascript", "live.css": "text/css",
     "live.js": "text/javascript",

@@ -83,8 +83,7 @@ class Pages:
     async def asset(self, request: Request) -> Response:
         """A style or a script."""
         name = request.path_params["name"]
-        found = served_asset(name)
-        if found is None:
+        if (found := served_asset(name)) is None:
             raise HTTPException(404, "there is no such file")
         make, kind = found
         body = await self._service.body(
