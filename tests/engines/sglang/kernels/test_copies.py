@@ -275,7 +275,7 @@ def test_sglangs_own_function_is_found_behind_the_hook(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of few tokens, on the CPU."""
-    monkeypatch.setattr(module, "_device", lambda: CPU)
+    monkeypatch.setattr(module, "current_device", lambda: CPU)
     monkeypatch.setattr(module, "_TOKENS", (4, 8))
     monkeypatch.setattr(module, "_ROWS", (2, 4))
     monkeypatch.setattr(module, "_KEYS", 40)
