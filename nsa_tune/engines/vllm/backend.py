@@ -69,7 +69,7 @@ def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] 
         say_once(logging.WARNING, f"vLLM decides by itself: {reason}")
         return None
     if not facts.profile.has_indexer:
-        dispatcher = priced_dense(dispatcher, facts.layers, facts.workspace_tokens)
+        dispatcher = priced_dense(dispatcher, facts.layers)
         return facts, dispatcher, DensePrefill(dispatcher, facts)
     dispatcher = priced(dispatcher, facts.layers, facts.workspace_tokens)
     return facts, dispatcher, Prefill(builder, dispatcher, facts, process_log())

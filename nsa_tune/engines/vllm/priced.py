@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from sys import maxsize
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
@@ -71,21 +72,19 @@ def priced(
 
 
 @cache
-def priced_dense(dispatcher: Dispatcher, layers: int, workspace_tokens: int) -> Dispatcher:
+def priced_dense(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     """`dispatcher` with the kernels that vLLM has for dense MLA only: FlashAttention-3 over pages
-    of the pool, over all keys of a prompt, and merged over a prefix. MHA is as many launches more.
+    of the pool, and MHA: of prompts in one call, over prefixes of any length in chunks, merged.
     """
-    setting = replace(
-        dispatcher.setting,
-        layers=layers,
-        max_chunk_kv=min(dispatcher.setting.max_chunk_kv, workspace_tokens),
-    )
+    setting = replace(dispatcher.setting, layers=layers, max_chunk_kv=maxsize)
 
     def pricing(row: Measurement, batch: Batch) -> Measurement | None:
         if row.arm == "mla/fa3_paged":
             return row
-        expanded = "mha/sgl_fa3_merged" if batch.prefix_tokens else "mha/sgl_fa3"
-        return slower(row, LAUNCH_US) if row.arm == expanded else None
+        # Under one name: the model of one call, fitted to prompts alone, answers for prefixes too.
+        if row.arm != ("mha/sgl_fa3_merged" if batch.prefix_tokens else "mha/sgl_fa3"):
+            return None
+        return slower(replace(row, arm="mha/sgl_fa3"), LAUNCH_US)
 
     return with_costs(dispatcher, "dense_prefill", setting, pricing)
 
