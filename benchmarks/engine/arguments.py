@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.engine.cases import STATE_CASES
 from benchmarks.engine.placing import FAULTS
-from benchmarks.engine.weights import BY_CONTENT
 
 __all__ = ["KV_DTYPES", "engine_arguments", "fill_in", "model_folder", "set_environment"]
 
@@ -41,9 +40,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--prefill-graph", default="8192", help="default, off, or the most tokens")
     add("--prefill-sizes", default="64,128,256,512,1024,2048,4096,8192", help="captured sizes")
     add("--decode-sizes", default="1,8,32,64,128", help="captured batch sizes")
-    add("--prefill-backend", help="--dsa-prefill-backend")
-    add("--decode-backend", help="--dsa-decode-backend")
-    add("--topk-backend", help="--dsa-topk-backend")
     add("--spec", default="", help="MTP: steps/topk/draft tokens, such as 1/1/2 or 3/1/4")
     add(
         "--accept", type=float,
@@ -52,7 +48,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--real-tp", type=int, default=1, help="GPUs of the engine (real tensor parallelism)")
     add("--real-dp", type=int, default=1, help="more than 1: data-parallel attention")
     add("--fault", default="", choices=["", *FAULTS], help="what goes wrong on the last rank")
-    add("--index-by-content", action="store_true", help="keys are selected wherever they stand")
     add("--mem", type=float, default=0.85, help="mem_fraction_static")
     add("--max-total", type=int, default=300_000, help="tokens in the KV pool")
     add("--engine", default="{}", help="more engine arguments, as a JSON object")
@@ -82,15 +77,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--decode-configurations", default="", help="names; default: the default and the plug-in")
     add(
         "--trace", type=Path, action="append", default=[],
-        help="jsonl, or FILE=configurations; several times",
+        help="jsonl, FILE=configurations, or FILE=configurations=SHARE of repeated tokens",
     )  # fmt: skip
-    add("--trace-configurations", default="", help="names; default: all")
     add("--requests", type=int, default=64, help="the first so many of a trace")
-    add(
-        "--repeat-tokens", type=float, default=0.0,
-        help="share of a prompt's tokens that repeat the one before, so that neighbouring queries "
-        "select alike",
-    )  # fmt: skip
     add("--longest", type=int, default=32768, help="leave out requests with longer prompts")
     add("--out-tokens", type=int, default=16, help="at most so many new tokens a request")
     add("--concurrency", type=int, default=16)
@@ -100,7 +89,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--output-configurations", default="",
         help="names, also of states; default: those with the plug-in",
     )  # fmt: skip
-    add("--output-tokens", type=int, default=16)
     add("--state-cases", default=STATE_CASES, help="prefix:new:sequences,... of the test of states")
     add(
         "--within", type=float, default=0.0,
@@ -162,13 +150,7 @@ def engine_arguments(options: argparse.Namespace, model: Path) -> dict[str, Any]
         "cuda_graph_bs_decode": _sizes(options.decode_sizes), "log_level": options.log_level,
         "watchdog_timeout": 1200, "mm_feature_transport": "cpu",
     }  # fmt: skip
-    given = {
-        "chunked_prefill_size": options.chunk,
-        "dsa_prefill_backend": options.prefill_backend,
-        "dsa_decode_backend": options.decode_backend,
-        "dsa_topk_backend": options.topk_backend,
-    }
-    named |= {name: value for name, value in given.items() if value}
+    named |= {"chunked_prefill_size": options.chunk} if options.chunk else {}
     named |= _graphs(options) | _ranks(options) | _speculation(options.spec)
     more: dict[str, Any] = json.loads(options.engine)
     return named | more
@@ -224,5 +206,3 @@ def set_environment(options: argparse.Namespace) -> None:
     os.environ |= simulated_acceptance(options)
     if options.no_plugin:
         os.environ["NSA_TUNE_DISABLE"] = "1"
-    if options.index_by_content:
-        os.environ[BY_CONTENT] = "1"

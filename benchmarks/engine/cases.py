@@ -32,7 +32,9 @@ class Case:
     prefix: tuple[int, ...]
     new: tuple[int, ...]
     repeats: float | None = None
-    """Share of tokens that repeat the one before; None: the run's."""
+    """Share of tokens that repeat the one before; keys are selected by content then."""
+    only: str = ""
+    """Names of the configurations to run; all of the run's for an empty text."""
 
     def __post_init__(self) -> None:
         if len(self.prefix) != len(self.new) or not self.new:
@@ -67,14 +69,17 @@ def cases_of(text: str) -> list[Case]:
     for one in text.replace(",", " ").split():
         prefix, new, count, *share = one.split(":")
         cached, fresh = ((int(length),) * int(count) for length in (prefix, new))
-        found.append(Case(cached, fresh, *map(float, share)))
+        found.append(Case(cached, fresh, float(share[0]) if share else None))
     return found
 
 
 def ragged_cases(lines: Iterable[str]) -> list[Case]:
     """Cases from lines of JSON such as `{"prefix": [0, 512], "new": [300, 64]}`."""
     given = (json.loads(line) for line in lines if line.strip())
-    return [Case(tuple(one["prefix"]), tuple(one["new"])) for one in given]
+    return [
+        Case(tuple(one["prefix"]), tuple(one["new"]), one.get("repeats"), one.get("only", ""))
+        for one in given
+    ]
 
 
 def decode_batches_of(text: str, context: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 __all__ = ["Control", "Wanted"]
 
-_FIELDS = struct.Struct("<IIIII")
+_FIELDS = struct.Struct("<IIIIII")
 _SIZE = _FIELDS.size
 
 
@@ -25,6 +25,8 @@ class Wanted(NamedTuple):
     """Whether prefills write their outputs to files."""
     profiles: int
     """Whether prefills are profiled: not at all (0), the GPU's kernels (1), or Python (2)."""
+    by_content: bool
+    """Whether indexers select keys wherever they stand."""
 
 
 class Control:
@@ -45,12 +47,12 @@ class Control:
 
     def read(self) -> Wanted:
         """What is wanted now."""
-        configuration, tag, readings, keeps, profiles = _FIELDS.unpack(self._bytes[:_SIZE])
-        return Wanted(configuration, tag, readings, bool(keeps), profiles)
+        configuration, tag, readings, keeps, *rest = _FIELDS.unpack(self._bytes[:_SIZE])
+        return Wanted(configuration, tag, readings, bool(keeps), rest[0], bool(rest[1]))
 
     def write(
         self, *, configuration: int | None = None, tag: int | None = None, readings: int = 0,
-        keeps: bool | None = None, profiles: int | None = None,
+        keeps: bool | None = None, profiles: int | None = None, by_content: bool | None = None,
     ) -> None:  # fmt: skip
         """Change what is given; `readings` more memory readings are asked for."""
         old = self.read()
@@ -60,4 +62,5 @@ class Control:
             old.readings + readings,
             old.keeps if keeps is None else keeps,
             old.profiles if profiles is None else profiles,
+            old.by_content if by_content is None else by_content,
         )

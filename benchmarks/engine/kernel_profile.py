@@ -47,7 +47,8 @@ def _profiled(
         session.use(configuration)
         for how in hows:
             tags[session.tag(profiles=how)] = configuration.name
-            session.ask([h + session.tokens(n) for h, n in zip(heads, case.new, strict=True)])
+            tails = [session.tokens(n, repeats=case.repeats) for n in case.new]
+            session.ask([h + tail for h, tail in zip(heads, tails, strict=True)])
     rows: dict[str, dict[str, Any]] = {}
     for one in session.collect():
         if one["tag"] in tags and one["mode"] == "EXTEND" and not one["draft"]:

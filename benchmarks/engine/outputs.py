@@ -18,7 +18,7 @@ __all__ = ["compared", "first_difference", "measure"]
 
 _BATCH = 16
 _SHORTEST, _LONGEST = 16, 6000
-_MOST_EXPLAINED = 40
+_MOST_EXPLAINED, _NEW = 40, 16
 
 Tokens = list[int]
 
@@ -35,12 +35,12 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
         for one in (session.named(names) if names else session.configurations)
         if one != default and (names or one.plugin)
     ]
-    own = _answers(session, default, prompts, options.output_tokens)
+    own = _answers(session, default, prompts)
     for configuration in (default, *chosen):
         if session.late:
             yield {"configuration": configuration.name, "skipped": "out of time"}
             continue
-        other = _answers(session, configuration, prompts, options.output_tokens)
+        other = _answers(session, configuration, prompts)
         row = {"configuration": configuration.name, "against": default.name}
         row |= compared(own, other)
         row |= _explained(session, default, prompts, own, other)
@@ -61,7 +61,7 @@ def _prompts(session: Session, count: int) -> list[Tokens]:
 
 
 def _answers(
-    session: Session, configuration: Configuration, prompts: Sequence[Tokens], new: int
+    session: Session, configuration: Configuration, prompts: Sequence[Tokens]
 ) -> list[Tokens]:
     session.flush()
     session.use(configuration)
@@ -72,7 +72,7 @@ def _answers(
         batch = prompts[begin : begin + _BATCH]
         answers: dict[int, Tokens] = {}
         for part in (0, 1):
-            _, given = session.ask(batch[part::2], new) if batch[part::2] else (0.0, [])
+            _, given = session.ask(batch[part::2], _NEW) if batch[part::2] else (0.0, [])
             for i, one in enumerate(given):
                 answers[part + 2 * i] = one["output_ids"]
         found += [answers[i] for i in range(len(batch))]

@@ -92,7 +92,8 @@ def _rows(
         elif case.tokens + sum(case.new) * 2 > session.capacity:
             yield {"case": case.name, "skipped": f"the KV pool holds {session.capacity} tokens"}
         else:
-            row = _case(session, case, session.named(names), options.repeat, options.within)
+            named = session.named(case.only or names)
+            row = _case(session, case, named, options.repeat, options.within)
             session.measured.add(case)
             print(_line(row), file=sys.stderr, flush=True)
             yield row
@@ -103,6 +104,7 @@ def cached(session: Session, case: Case) -> list[list[int]]:
 
     Those of other batches begin alike, so that little of them is computed anew.
     """
+    session.select(case.repeats)
     heads = [session.tokens(n, f"head {i}", case.repeats) for i, n in enumerate(case.prefix)]
     session.use(session.default)
     if any(heads):

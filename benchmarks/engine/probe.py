@@ -25,6 +25,7 @@ from benchmarks.engine.control import Control
 from benchmarks.engine.placing import VARIABLE as FAULT
 from benchmarks.engine.placing import fail_captures, start_with_fault
 from benchmarks.engine.profiling import profiled
+from benchmarks.engine.weights import index_by_content
 
 __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
@@ -51,7 +52,6 @@ class Settings:
     layers: int = 0
     """How many layers the plug-in is told of; 0: as many as there are. A model cut down to a few
     is otherwise steered as one of so few."""
-    random_weights: bool = True
     ranks: int = 1
     fault: str = ""
     """What is made to go wrong on the last rank, as in `placing.FAULTS`."""
@@ -65,8 +65,7 @@ class Settings:
         """The value of the variable."""
         return json.dumps({
             "control": str(self.control), "passes": str(self.passes), "layers": self.layers,
-            "configurations": dumped(self.configurations), "random_weights": self.random_weights,
-            "ranks": self.ranks, "fault": self.fault,
+            "configurations": dumped(self.configurations), "ranks": self.ranks, "fault": self.fault,
         })  # fmt: skip
 
     @classmethod
@@ -78,8 +77,8 @@ class Settings:
         given = json.loads(text)
         return cls(
             Path(given["control"]), Path(given["passes"]),
-            parsed(json.dumps(given["configurations"])), given["layers"], given["random_weights"],
-            given["ranks"], given["fault"],
+            parsed(json.dumps(given["configurations"])), given["layers"], given["ranks"],
+            given["fault"],
         )  # fmt: skip
 
 
@@ -89,8 +88,6 @@ def register() -> None:
     if settings is None:
         return
     hooks = dict(_HOOKS)
-    if settings.random_weights:
-        hooks["sglang.srt.model_loader.loader"] = _hook_weights
     if settings.fault:
         start = partial(start_with_fault, ranks=settings.ranks, fault=settings.fault)
         hooks |= dict.fromkeys(_STARTS_RANKS, start)
@@ -163,6 +160,7 @@ def _hook_scheduler(module: Any) -> None:
 
 _HOOKS: dict[str, Callable[[Any], None]] = {
     "sglang.srt.managers.scheduler": _hook_scheduler,
+    "sglang.srt.model_loader.loader": _hook_weights,
     "sglang.srt.model_executor.model_runner": _hook_runner,
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": _hook_graphs,
 }
@@ -281,6 +279,9 @@ class Probe:
         wanted = self._control.read()
         reads_memory = wanted.readings != self._readings
         self._readings = wanted.readings
+        if wanted.by_content != vars(runner).get("_probe_by_content", False):
+            runner._probe_by_content = wanted.by_content
+            index_by_content(runner.model, wanted.by_content)
         facts = {"ctl": wanted.configuration, "tag": wanted.tag} | _lengths(batch)
         steering = vars(runner).get("_nsa_tune_pass_mode")
         steered = steering is not None and configuration.plugin and facts["mode"] == "EXTEND"

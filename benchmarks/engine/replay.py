@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -27,29 +28,28 @@ Asked = tuple[list[int], int]
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """A row a trace."""
     for given in options.trace:
-        name, _, names = str(given).partition("=")
-        path = Path(name)
         if session.late:
-            yield {"trace": path.stem, "skipped": "out of time"}
+            yield {"trace": Path(str(given).partition("=")[0]).stem, "skipped": "out of time"}
         else:
-            yield _Replays(session, options, path, names).row()
+            yield _Replays(session, options, str(given)).row()
 
 
 class _Replays:
     """All replays of one trace."""
 
-    def __init__(
-        self, session: Session, options: argparse.Namespace, path: Path, names: str
-    ) -> None:
+    def __init__(self, session: Session, options: argparse.Namespace, given: str) -> None:
+        name, names, share = (*given.split("="), "", "")[:3]
+        repeats = float(share) if share else None
+        session.select(repeats)
         self._session = session
-        self._path = path
+        self._path = path = Path(name)
         self._concurrency = options.concurrency
         self._rounds = options.rounds
         self._requests = read_trace(
             path, most=options.requests, longest=options.longest, out_tokens=options.out_tokens
         )
-        self._prompts = Prompts(self._requests, session.tokens)
-        self._configurations = session.named(names or options.trace_configurations)
+        self._prompts = Prompts(self._requests, partial(session.tokens, repeats=repeats))
+        self._configurations = session.named(names)
         self._warm = [one for one in self._requests if one.warm]
         self._count = 0
 

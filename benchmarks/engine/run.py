@@ -200,13 +200,13 @@ def _measure(
         session = Session(
             engine, settings, control, deadline=deadline, capacity=capacity,
             gpus=options.real_tp, data_parallel=options.real_dp,
-            repeats=options.repeat_tokens,
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)
         session.collect()
         for given in options.tests.split(","):
             name, _, share = given.partition(":")
             session.limit(float(share or 1))
+            session.select(None)
             result.run(name, TESTS[name], session, options)
         result.document["gpu_after"] = _gpu()
         result.save()

@@ -76,10 +76,8 @@ class Session:
         capacity: int,
         gpus: int = 1,
         data_parallel: int = 1,
-        repeats: float = 0.0,
     ) -> None:
-        """`data_parallel`: ranks with batches of their own, to each of which all prompts go.
-        `repeats`: the share of a prompt's tokens that are the same as the one before."""
+        """`data_parallel`: ranks with batches of their own, to each of which all prompts go."""
         self.engine = engine
         self.configurations = settings.configurations
         self.capacity = capacity
@@ -95,7 +93,6 @@ class Session:
         self._settle_s = _SETTLE_S if gpus > 1 else 0.0
         self._data_parallel = data_parallel
         self._random = random.Random(1)
-        self._repeats = repeats
         self.measured: set[object] = set()
         """Batches that a test of prefills has measured."""
 
@@ -134,14 +131,19 @@ class Session:
         self._control.write(configuration=self.configurations.index(configuration))
 
     def tokens(self, count: int, seed: object = None, repeats: float | None = None) -> list[int]:
-        """Random token ids; the same ones for the same `seed`."""
-        share = self._repeats if repeats is None else repeats
+        """Random token ids, the same for the same `seed`; a share repeats the one before."""
         chosen = self._random if seed is None else random.Random(str(seed))
         ids = [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
-        for i in range(1, count) if share else ():
-            if chosen.random() < share:
+        for i in range(1, count) if repeats else ():
+            if chosen.random() < (repeats or 0.0):
                 ids[i] = ids[i - 1]
         return ids
+
+    def select(self, repeats: float | None) -> None:
+        """Let indexers select by content where a share of tokens that repeat is given."""
+        if (repeats is not None) != self._control.read().by_content:
+            self.flush()
+            self._control.write(by_content=repeats is not None)
 
     def tag(self, *, memory: bool = False, keeps: bool = False, profiles: int = 0) -> int:
         """A new number that the passes from now on bear.

@@ -11,16 +11,13 @@ a layer adds is small beside what it is added to.
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["BY_CONTENT", "initialise"]
+__all__ = ["index_by_content", "initialise"]
 
-BY_CONTENT = "NSA_ENGINE_INDEX_BY_CONTENT"
-"""Set: an indexer's keys have no rotated part, so like tokens select alike wherever they stand."""
 _ROTATED = 64
 _FP8_DEVIATION = 64.0
 _FP8_MOST = 448.0
@@ -57,11 +54,20 @@ def initialise(model: Any, *_: Any, **__: Any) -> None:
             _fill(tensor, _FP8_DEVIATION, generator)
         elif tensor.dim() < 2:
             tensor.fill_(0.0 if "bias" in name else 1.0)
-            if "indexer.k_norm.weight" in name and os.environ.get(BY_CONTENT):
-                tensor[:_ROTATED] = 0.0
         else:
             deviation = 1.0 if "embed" in name else tensor.shape[-1] ** -0.5
             _fill(tensor, _gain(name, layers) * deviation, generator)
+
+
+def index_by_content(model: Any, on: bool) -> None:
+    """Whether indexers' keys lack their rotated part: like tokens then select alike wherever they
+    stand. In place, as graphs read these weights."""
+    import torch
+
+    with torch.inference_mode():
+        for name, tensor in model.state_dict().items():
+            if "indexer.k_norm.weight" in name:
+                tensor[:_ROTATED] = 1.0 - on
 
 
 def _shard(name: str) -> int:

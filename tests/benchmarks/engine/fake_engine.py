@@ -82,7 +82,11 @@ class FakeEngine:
         self._clock = clock
         self._gpu_ms = gpu_ms
         self._cached: list[list[int]] = []
-        self._runner = SimpleNamespace(attn_backend=Backend(), gpu_id=0)
+        model: Any = torch.nn.Module()
+        model.indexer = torch.nn.ModuleDict({"k_norm": torch.nn.LayerNorm(128)})
+        self._runner = SimpleNamespace(attn_backend=Backend(), gpu_id=0, model=model)
+        self.by_content: list[bool] = []
+        """Of each pass: whether keys were selected wherever they stood."""
         self.error: Callable[[Configuration], float] = lambda _: 0.0
         """How far prefill's outputs of a configuration differ, as a share."""
         self.said: Callable[[Configuration, list[int]], int] = lambda _, ids: sum(ids) % 1000
@@ -156,6 +160,8 @@ class FakeEngine:
             batch if batch.forward_mode is Mode.EXTEND else None
         )
         configuration = self._probe.switch.apply()
+        weights = runner.model.indexer.k_norm.weight.tolist()
+        self.by_content.append(weights == [0.0] * 64 + [1.0] * 64)
         took = self._gpu_ms(configuration, batch)
         self._clock.ms += took
         return SimpleNamespace(

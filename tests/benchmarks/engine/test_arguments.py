@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,12 +19,10 @@ from benchmarks.engine.arguments import (
     engine_arguments,
     fill_in,
     model_folder,
-    set_environment,
     simulated_acceptance,
 )
 from benchmarks.engine.cases import GRID, Case, cases_of, decode_batches_of, ragged_cases
 from benchmarks.engine.configurations import DEFAULT, configurations_for
-from benchmarks.engine.weights import initialise
 from nsa_tune.backend.types.profiles import REUSING, profile_of
 
 _DOCS = (Path(__file__).parents[3] / "docs" / "engine.md").read_text(encoding="utf-8")
@@ -141,7 +137,8 @@ _PAGES = st.integers(0, 40).map(lambda pages: 64 * pages)
 @given(st.lists(st.tuples(_PAGES, st.integers(1, 4000)), min_size=1, max_size=9))
 def test_a_batch_with_different_lengths_is_read_as_written(lengths: list[tuple[int, int]]) -> None:
     prefix, new = (list(column) for column in zip(*lengths, strict=True))
-    (case,) = ragged_cases([json.dumps({"prefix": prefix, "new": new}), ""])
+    (case,) = ragged_cases([json.dumps({"prefix": prefix, "new": new, "only": "plugin"}), ""])
+    assert (case.repeats, case.only) == (None, "plugin")
     assert list(zip(case.prefix, case.new, strict=True)) == lengths
     assert case.tokens == sum(prefix) + sum(new)
     assert case.name.startswith("ragged") is (len(set(lengths)) > 1)
@@ -163,21 +160,6 @@ def test_batches_that_cannot_be_are_refused(prefix: tuple[int, ...], new: tuple[
 
 def test_decode_batches_have_a_context_of_their_own_or_the_common_one() -> None:
     assert decode_batches_of("1,8 128:2048", 4096) == [(1, 4096), (8, 4096), (128, 2048)]
-
-
-def test_keys_of_indexers_have_no_rotated_part_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = torch.nn.Module()
-    model.indexer = torch.nn.ModuleDict({"k_norm": torch.nn.LayerNorm(128)})
-    monkeypatch.setattr(os, "environ", {})
-    found = []
-    for words in ([], ["--index-by-content"]):
-        set_environment(_options(*words))
-        initialise(model)
-        found.append([one.tolist() for one in model.state_dict().values()])
-    bias = [0.0] * 128
-    assert found == [[[1.0] * 128, bias], [[0.0] * 64 + [1.0] * 64, bias]]
 
 
 def test_every_test_and_configuration_is_documented() -> None:

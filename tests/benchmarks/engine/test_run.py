@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -76,6 +76,16 @@ def test_prefill_is_paired_with_the_default(tmp_path: Path, engines: list[FakeEn
     assert second["configurations"]["default"]["gpu_ms"] == 300
     assert second["configurations"]["default"]["ran"] == ["mha graph"]
     assert "skipped" in third
+
+
+def test_keys_are_selected_by_content_where_tokens_repeat(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    (trace := tmp_path / "long.jsonl").write_text('{"segments": [["a", 9]], "output_length": 1}')
+    options = ("--tests", "prefill,trace", "--grid", "0:64:1:0.5,0:64:1")
+    found = _measured(tmp_path, *options, "--trace", f"{trace}=default,eager=0.5")
+    assert list(found["tests"]["trace"][0]["configurations"]) == ["default", "eager"]
+    assert [on for on, _ in groupby(engines[0].by_content)] == [False, True, False, True]
 
 
 def test_states_of_prefills_are_compared_row_by_row(
@@ -218,13 +228,13 @@ def test_prompts_repeat_tokens_as_often_as_is_asked(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "control", tmp_path / "none", parsed(_CONFIGURATIONS))
     control = Control.create(settings.control)
 
-    def repeated(share: float, own: float | None = None) -> float:
-        session = Session(None, settings, control, deadline=0, capacity=9, repeats=share)
-        ids = session.tokens(5000, "a prompt", own)
-        assert ids == session.tokens(5000, "a prompt", own)
+    def repeated(share: float | None) -> float:
+        session = Session(None, settings, control, deadline=0, capacity=9)
+        ids = session.tokens(5000, "a prompt", share)
+        assert ids == session.tokens(5000, "a prompt", share)
         return sum(a == b for a, b in pairwise(ids)) / 5000
 
-    assert max(repeated(0.0), repeated(0.9, own=0.0)) < 0.01
+    assert max(repeated(0.0), repeated(None)) < 0.01
     assert repeated(0.9) == pytest.approx(0.9, abs=0.02)
 
 
