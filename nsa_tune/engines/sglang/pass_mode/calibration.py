@@ -21,7 +21,7 @@ from nsa_tune.engines.sglang.pass_mode.times.priors import Place, place_of
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES, timed_prefixes
 from nsa_tune.engines.sglang.prefill import changed
 
-MEASURED = 4
+MEASURED = 5
 """Which passes are measured; part of the key, so that others are not taken for them."""
 
 _CONTEXTS = (2048, 16384, 65536)
@@ -170,13 +170,13 @@ def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_
             yield _Case(mode, size, 0, _lens(size, most))
     mla = tuple(mode for mode in dense if mode is PassMode.DENSE_MLA_GRAPH)
     for size in few:
-        # Turns behind short prefixes, and short prompts.
+        # Turns behind short prefixes, and short prompts. What long turns of many tokens take lies
+        # between prompts and short turns, unless they are eager.
         for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):
-            turns = _lens(size, turn)
-            for mode in (*_usual(size), *mla):
-                yield _Case(mode, size, most - max(turns), turns)
-        for mode in _USUAL if size >= _MANY else ():
-            yield _Case(mode, size, 0, _lens(size, _PROMPT))
+            ways = (PassMode.EAGER,) if size >= _MANY and turn == _TURN else (*_usual(size), *mla)
+            for mode in ways:
+                yield _Case(mode, size, most - min(size, turn), _lens(size, turn))
+        yield from (_Case(mode, size, 0, _lens(size, _PROMPT)) for mode in _USUAL if size >= _MANY)
     yield from _padded(sizes, most)
     for size in _spaced([size for size in sizes if size <= _FEW], _FAR_SPACING):
         for prefix in _CONTEXTS:
