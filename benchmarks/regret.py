@@ -201,8 +201,8 @@ def summary(regrets: list[float]) -> dict[str, float]:
     }
 
 
-def opened(held_out: Table, db: Path | None) -> Dispatcher:
-    """The dispatcher that answers for the batches of `held_out`, with its arms only."""
+def opened(held_out: Table, db: Path | None, without: Set[str] = frozenset()) -> Dispatcher:
+    """What answers for the batches of `held_out`, with its arms only, those in `without` aside."""
     key = held_out.key
     dispatcher = Dispatcher.open(
         db, key.gpu, model=key.model, heads=key.heads, kv_dtype=_KV_DTYPES[key.kv_layout]
@@ -210,7 +210,8 @@ def opened(held_out: Table, db: Path | None) -> Dispatcher:
     # A machine with that GPU may have other versions than the table: those do not matter here.
     if dispatcher.match not in (Match.EXACT, Match.STALE):
         sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
-    return with_arms(dispatcher, timed_arms(held_out.measurements))
+    timed = timed_arms(held_out.measurements)
+    return with_arms(dispatcher, {(point, arm) for point, arm in timed if arm not in without})
 
 
 def _always(choice: str, _: Batch) -> str:
@@ -227,10 +228,10 @@ def losses(some: Sequence[Cell], choose: Choose, *, sums: bool = False) -> list[
 def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
     for _, held_out in held_out_tables(arguments.table):
-        key, dispatcher = held_out.key, opened(held_out, arguments.db)
+        without = NO_PLUGINS if arguments.offered else frozenset()
+        key, dispatcher = held_out.key, opened(held_out, arguments.db, without)
         result = []
         for point, question in _QUESTIONS:
-            without = NO_PLUGINS if arguments.offered else frozenset()
             some = list(cells(held_out, point.name, question, without))
             if arguments.taken:
                 some = [one for one in some if is_taken(dispatcher, question, one.batch)]
@@ -249,8 +250,7 @@ def is_taken(dispatcher: Dispatcher, question: Question, batch: Batch) -> bool:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print one row a question and held-out table, and one for all: what the shipped tables'
-    choices lose."""
+    """Print what the shipped tables' choices lose, by question and held-out table, and by all."""
     rows: list[tuple[str, str, list[float]]] = []
     total: defaultdict[str, list[float]] = defaultdict(list)
     for question, name, regrets in shipped_losses(arguments.files):
@@ -290,7 +290,7 @@ def _outside(away: Set[str], row: Measurement, _: Batch) -> Measurement | None:
 def shipped_losses(files: Iterable[Path]) -> Iterator[tuple[str, str, list[float]]]:
     """(question, held-out table, regrets of the shipped table's choices) of held-out files."""
     for name, held_out in chain.from_iterable(map(held_out_tables, files)):
-        dispatcher = opened(held_out, None)
+        dispatcher = opened(held_out, None, NO_PLUGINS)
         for point, question in _QUESTIONS:
             batches = list(cells(held_out, point.name, question, NO_PLUGINS))
             # Where a table has no times the engine's baseline answers.
