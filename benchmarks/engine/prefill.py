@@ -67,8 +67,7 @@ def measure_loaded(session: Session, options: argparse.Namespace) -> Iterable[di
     """The same for the first few batches, while other processes keep the host busy."""
     cases = batches_of(options)[: options.loaded_cases]
     with _busy(options.load):
-        names = options.loaded_configurations
-        yield from _rows(session, options, cases, names)
+        yield from _rows(session, options, cases, options.loaded_configurations)
 
 
 @contextmanager

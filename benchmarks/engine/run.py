@@ -229,7 +229,7 @@ def _head(
         "kv_dtype": KV_DTYPES[options.kv],
         "configurations": dumped(configurations),
         "started_as": start.name,
-        "options": {name: _plain(value) for name, value in sorted(vars(options).items())},
+        "options": json.loads(json.dumps(vars(options), default=str, sort_keys=True)),
         "engine": {"name": "sglang"},
         "versions": _versions(),
         "gpu": _gpu(),
@@ -247,12 +247,6 @@ def _label(options: argparse.Namespace) -> str:
     if options.real_tp > 1:
         parts.append(f"{options.real_tp} GPUs")
     return ", ".join(parts)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _versions() -> dict[str, str]:

@@ -58,6 +58,7 @@ def test_each_batch_is_held_against_the_best_of_all() -> None:
         "way:sparse_graph", "fa3", "plugin", "fa3",
     )  # fmt: skip
     assert lost.ratio("way:sparse_graph", {False: 0.0})[0] == pytest.approx(1.3)
+    assert (lost.least_ms, won.least_ms) == (80, 45)
     assert won.idle("plugin") == pytest.approx(0.1) and won.idle("default") is None
 
 
