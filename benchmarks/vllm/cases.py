@@ -1,4 +1,4 @@
-"""The batches that are measured: a cached prefix and new tokens, for some sequences."""
+"""The batches that are measured: equal extends, with decodes beside them or without."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ BLOCK = 64
 """Tokens in a block of vLLM's KV cache: only whole blocks are found again."""
 
 
+DECODE_PREFIX = 1024
+"""Tokens before each decode: a request with one new token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One batch of equal sequences."""
+    """One batch."""
 
     prefix: int
     """Tokens of each sequence that are in the KV cache."""
     new: int
     sequences: int = 1
+    decodes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.prefix}+{self.new} x{self.sequences}"
+        beside = f", {self.decodes} decodes" if self.decodes else ""
+        return f"{self.prefix}+{self.new} x{self.sequences}{beside}"
 
     @property
-    def tokens(self) -> int:
-        """What the batch computes."""
-        return self.new * self.sequences
+    def lens(self) -> list[tuple[int, int]]:
+        """Cached and new tokens of each request."""
+        return [(self.prefix, self.new)] * self.sequences + [(DECODE_PREFIX, 1)] * self.decodes
 
 
 CASES = (
@@ -45,7 +51,7 @@ CASES = (
 
 
 def cases_of(text: str) -> tuple[Case, ...]:
-    """The cases of prefix:new:sequences,...; the built-in ones for an empty `text`.
+    """The cases of prefix:new:sequences:decodes,...; the built-in ones for an empty `text`.
 
     Raises:
         ValueError: for anything else, and for a prefix that is not of whole blocks.
@@ -57,8 +63,11 @@ def cases_of(text: str) -> tuple[Case, ...]:
         try:
             case = Case(*map(int, one.split(":")))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"a case is prefix:new:sequences, not {one!r}") from error
-        if case.prefix % BLOCK or case.prefix < 0 or case.new < 1 or case.sequences < 1:
+            raise ValueError(f"a case is prefix:new:sequences:decodes, not {one!r}") from error
+        if (
+            case.prefix % BLOCK
+            or min(case.prefix, case.new - 1, case.sequences - 1, case.decodes) < 0
+        ):
             raise ValueError(
                 f"{one!r} cannot be run: the prefix must be a multiple of {BLOCK}, "
                 "the rest at least 1"

@@ -19,12 +19,14 @@ from nsa_tune.engines.vllm.prefill import ATTRIBUTE
 
 __all__ = ["Engine", "Options", "model_folder", "set_environment"]
 
-_MODEL = Path(__file__).parents[1] / "engine" / "models" / "deepseek-v3.2.json"
+_MODELS = Path(__file__).parents[1] / "engine" / "models"
 VOCABULARY = 16384
 _INTERMEDIATE = 2304
 """Width of an MLP: that of one of eight ranks. There are no experts: this is about attention."""
 _TOP = 20
 """Log-probabilities that vLLM returns of each next token."""
+_HELD_CYCLES = 10**8
+"""Some 50 ms, longer than a host takes to launch a step."""
 _QUERIES = "vllm.models.deepseek_v32.nvidia.ops.fused_q_cutedsl"
 
 Prompts = Sequence[list[int]]
@@ -41,6 +43,7 @@ class Options(NamedTuple):
     longest: int
     """The most tokens of a request."""
     kv_gib: float
+    model: str = "deepseek-v3.2"
 
 
 def set_environment() -> None:
@@ -52,14 +55,14 @@ def set_environment() -> None:
 
 def model_folder(options: Options, parent: Path) -> Path:
     """A folder with the config.json of the model, made below `parent`."""
-    config = json.loads(_MODEL.read_text())
+    config = json.loads((_MODELS / f"{options.model}.json").read_text())
     del config["quantization_config"]
     layers, heads = options.layers, options.heads
     config |= {"num_hidden_layers": layers, "first_k_dense_replace": layers}
     config |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     config |= {"intermediate_size": _INTERMEDIATE, "vocab_size": VOCABULARY}
     config |= {"num_nextn_predict_layers": 0}
-    folder = parent / f"v32-{layers}-{heads}"
+    folder = parent / f"{options.model}-{layers}-{heads}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
@@ -72,8 +75,8 @@ class Engine:
         _fit()
         self._steps: list[float] = []
         self._ways: list[str] = []
-        self._answers: list[str] = []
         self._cached: set[int] = set()
+        self._held = False
         self._runner: Any = None
         self._time_steps()
         vllm = import_module("vllm")
@@ -92,9 +95,7 @@ class Engine:
         self._steered = [(one, vars(one)[ATTRIBUTE]) for one in builders if ATTRIBUTE in vars(one)]
         self.builders = [_described(one) for one in builders]
         """What vLLM prepares its steps with."""
-        for _, steering in self._steered:
-            self._note_answers(steering)
-        for kind in {type(one) for one in builders if hasattr(one, "require_uniform_decodes")}:
+        for kind in {type(one) for one in builders if hasattr(one, "_prefill_backend")}:
             self._note_ways(kind)
 
     @property
@@ -102,20 +103,18 @@ class Engine:
         """How many builders the plug-in steers."""
         return len(self._steered)
 
-    @property
-    def answers(self) -> list[str]:
-        """What the plug-in answered in the last pass, step by step."""
-        return list(self._answers)
-
-    def run(self, heads: Prompts, tails: Prompts, *, plugin: bool) -> Pass:
-        """Fill the cache with `heads`, then time `tails` behind them."""
+    def run(self, heads: Prompts, tails: Prompts, *, plugin: bool, held: bool = False) -> Pass:
+        """Fill the cache with `heads`, then time `tails` behind them; `held`: with the GPU held
+        back until the host has launched a step, whose time is the GPU's alone then."""
         self._abort()
+        self._held = False
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not empty its prefix cache: requests are running")
         self._switch(on=False)
         if any(heads):
             self._generate([[*head, 1] for head in heads])
         self._switch(on=plugin)
+        self._held = held
         outputs = self._generate([[*head, *tail] for head, tail in zip(heads, tails, strict=True)])
         cached = {len(head) for head in heads}
         if self._cached != cached:
@@ -132,7 +131,6 @@ class Engine:
     def _generate(self, prompts: Prompts) -> Outputs:
         self._steps.clear()
         self._ways.clear()
-        self._answers.clear()
         given = [{"prompt_token_ids": list(one)} for one in prompts]
         found = self._llm.generate(given, self._sampling, use_tqdm=False)
         self._cached = {one.num_cached_tokens for one in found}
@@ -163,6 +161,8 @@ class Engine:
             self._runner = runner
             torch.cuda.synchronize()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if self._held:
+                torch.cuda._sleep(_HELD_CYCLES)
             begin.record()
             found = original(runner, *rest, **named)
             end.record()
@@ -172,22 +172,12 @@ class Engine:
 
         return execute
 
-    def _note_answers(self, steering: Any) -> None:
-        own = type(steering).step
-
-        def step(given: Any, builder: Any, batch: Any) -> Any:
-            answer = own(given, builder, batch)
-            self._answers.append(str(answer))
-            return answer
-
-        type(steering).step = step
-
     def _note_ways(self, kind: Any) -> None:
-        own = kind.build
+        own, dense = kind.build, not hasattr(kind, "require_uniform_decodes")
 
         def build(builder: Any, *rest: Any, **named: Any) -> Any:
             metadata = own(builder, *rest, **named)
-            self._ways.append(way_of(metadata))
+            self._ways.append(way_of(metadata, dense=dense))
             return metadata
 
         kind.build = build

@@ -50,12 +50,10 @@ class Measured:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._rounds: list[tuple[Pass, Pass, Pass]] = []
-        self._decided: tuple[str, ...] = ()
 
-    def add(self, off: Pass, on: Pass, again: Pass, decided: Sequence[str]) -> None:
+    def add(self, off: Pass, on: Pass, again: Pass) -> None:
         """Take in one round."""
         self._rounds.append((off, on, again))
-        self._decided = tuple(decided)
 
     def record(self) -> dict[str, Any]:
         """All of it, for a JSON file. A ratio above 1 says that the plug-in is faster."""
@@ -71,7 +69,6 @@ class Measured:
             "ratio": asdict(Spread.of((a.ms + b.ms) / (2 * on.ms) for a, on, b in rounds)),
             "ratio_off_off": asdict(Spread.of(a.ms / b.ms for a, _, b in rounds)),
             "off_way": rounds[-1][0].ways, "on_way": rounds[-1][1].ways,
-            "decided": self._decided,
             "apart_off_on": max(apart(off, on) for off, on, _ in outputs),
             "apart_off_off": max(apart(off, again) for off, _, again in outputs),
             "same_best_token": sum(tokens), "tokens": len(tokens),
@@ -109,12 +106,13 @@ def best(output: dict[int, float]) -> int:
     return min(output, key=lambda token: (-output[token], token))
 
 
-def way_of(metadata: Any) -> str:
-    """In words, which way the builder's `metadata` sends the step's tokens."""
+def way_of(metadata: Any, *, dense: bool = False) -> str:
+    """In words, which way the builder's `metadata` sends the step's tokens; of `dense` MLA all
+    prefills are expanded."""
     decodes, prefills = metadata.num_decodes, metadata.num_prefills
     if not prefills:
         return "as decodes"
-    if getattr(metadata.prefill, "use_dense_mha", False):
+    if dense or getattr(metadata.prefill, "use_dense_mha", False):
         way = "MHA"
     elif getattr(metadata, "fp8_use_mixed_batch", False):
         way = "decode kernel"

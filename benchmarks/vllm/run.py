@@ -1,4 +1,4 @@
-"""Time a vLLM with a V3.2 of a few layers and random weights, the plug-in off and on.
+"""Time a vLLM with a V3.2 or V3 of a few layers and random weights, the plug-in off and on.
 
     python -m benchmarks.vllm.run --heads 16 --kv-dtype fp8 --out build/vllm
 
@@ -20,13 +20,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.vllm.cases import Case, cases_of
 from benchmarks.vllm.engine import VOCABULARY, Engine, Options, set_environment
-from benchmarks.vllm.measured import Measured, Pass
+from benchmarks.vllm.measured import Measured
 
 __all__ = ["Report", "main", "measure"]
 
@@ -64,20 +65,19 @@ class Report:
         partial.replace(self._path)
 
 
-def measure(engine: Any, case: Case, rounds: int, random: Random) -> Measured:
+def measure(
+    engine: Any, case: Case, rounds: int, random: Random, *, held: bool = False
+) -> Measured:
     """Run `case` for `rounds` after one that only warms up."""
     found = Measured(case)
-    heads = [_tokens(random, case.prefix) for _ in range(case.sequences)]
+    heads = [_tokens(random, prefix) for prefix, _ in case.lens]
     for i in range(rounds + 1):
-        tails = [_tokens(random, case.new) for _ in range(case.sequences)]
-        passes: list[Pass] = []
-        decided: list[str] = []
-        for plugin in (False, True, False):
-            passes.append(engine.run(heads, tails, plugin=plugin))
-            decided = engine.answers if plugin else decided
-        off, on, again = passes
+        tails = [_tokens(random, new) for _, new in case.lens]
+        off, on, again = (
+            engine.run(heads, tails, plugin=plugin, held=held) for plugin in (False, True, False)
+        )
         if i:
-            found.add(off, on, again, decided)
+            found.add(off, on, again)
     return found
 
 
@@ -88,22 +88,17 @@ def _tokens(random: Random, count: int) -> list[int]:
 def _run(options: argparse.Namespace, report: Report) -> None:
     cases = cases_of(options.cases)
     report.know(stage="start", versions=_versions())
-    engine = Engine(
-        Options(
-            options.heads, options.layers, options.kv_dtype, options.chunk, options.longest,
-            options.kv_gib,
-        ),
-        options.models,
-    )  # fmt: skip
+    given = {name: getattr(options, name) for name in Options._fields}
+    engine = Engine(Options(**given), options.models)
     report.know(stage="cases", builders=engine.builders, steered=engine.steered)
     _say(report, f"vLLM has started; the plug-in steers {engine.steered} of its builders")
     random = Random(options.seed)
-    for case in cases:
+    for case, held in product(cases, (False, True)[: 1 + options.held]):
         if report.seconds > options.seconds:
             _say(report, f"no time left for {case} and what follows")
             return
         try:
-            found = measure(engine, case, options.rounds, random)
+            found = measure(engine, case, options.rounds, random, held=held)
         except Exception as error:  # the other cases may still run
             problem = f"{type(error).__name__}: {error}"[:2000]
             report.add({"case": str(case), "failed": problem})
@@ -112,8 +107,8 @@ def _run(options: argparse.Namespace, report: Report) -> None:
             if "CUDA error" in str(error):
                 raise
             continue
-        report.add(found.record())
-        _say(report, found.line())
+        report.add(found.record() | {"held": held})
+        _say(report, ("GPU alone: " if held else "") + found.line())
     report.know(stage="done")
 
 
@@ -129,10 +124,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--heads", type=int, default=16, choices=(8, 16, 32, 64, 128), help="local heads")
+    add("--model", default="deepseek-v3.2", choices=("deepseek-v3.2", "deepseek-v3"))
     add("--kv-dtype", default="fp8", choices=("fp8", "bfloat16"))
     add("--layers", type=int, default=6)
-    add("--cases", default="", help="prefix:new:sequences,... in place of the built-in ones")
+    add(
+        "--cases", default="", help="prefix:new:sequences:decodes,... to run, not the built-in ones"
+    )
     add("--rounds", type=int, default=5, help="of each case, after one that warms up")
+    add("--held", action="store_true", help="time each case by the GPU alone, too")
     add("--chunk", type=int, default=16384, help="the most tokens of a step")
     add("--longest", type=int, default=65536, help="the most tokens of a request")
     add("--kv-gib", type=float, default=8, help="size of the KV cache")
@@ -151,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("nsa_tune").setLevel(logging.INFO)
     faulthandler.dump_traceback_later(options.hang, repeat=True, file=2)
-    report = Report(options.out / f"vllm-{options.kv_dtype}-{options.heads}.json", options)
+    report = Report(
+        options.out / f"vllm-{options.model}-{options.kv_dtype}-{options.heads}.json", options
+    )
     try:
         _run(options, report)
     except Exception:  # noqa: BLE001  # an engine fails in many ways; the report says how

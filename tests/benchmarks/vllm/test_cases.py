@@ -18,12 +18,13 @@ _CASES = st.builds(
     prefix=st.integers(0, 999).map(lambda blocks: blocks * BLOCK),
     new=st.integers(1, 9999),
     sequences=st.integers(1, 64),
+    decodes=st.integers(0, 64),
 )
 
 
 @given(st.lists(_CASES, min_size=1, max_size=5))
 def test_cases_are_read_as_they_are_written(cases: list[Case]) -> None:
-    text = ",".join(f"{one.prefix}:{one.new}:{one.sequences}" for one in cases)
+    text = ",".join(f"{one.prefix}:{one.new}:{one.sequences}:{one.decodes}" for one in cases)
     assert cases_of(text) == tuple(cases)
 
 
@@ -34,7 +35,9 @@ def test_the_built_in_cases_hold_those_where_vllm_loses_most() -> None:
     assert all(one.prefix % BLOCK == 0 for one in CASES)
 
 
-@pytest.mark.parametrize("text", ["1:2:x", "64", "64:1:1:1", "63:1:1", "0:0:1", "0:1:0", "-64:1:1"])
+@pytest.mark.parametrize(
+    "text", ["1:2:x", "64", "64:1:1:1:1", "63:1:1", "0:0:1", "0:1:0", "-64:1:1", "0:1:1:-1"]
+)
 def test_other_cases_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"a case is|cannot be run"):
         cases_of(text)
@@ -64,7 +67,7 @@ def test_a_record_pairs_the_passes_of_each_round() -> None:
     same, other = {5: -0.5, 6: -1.0}, {5: -1.5, 6: -0.75}
     for off, on, again in ((4.0, 2.0, 6.0), (8.0, 8.0, 8.0), (3.0, 1.0, 3.0)):
         passes = _pass(off, "decode kernel", same), _pass(on, "sparse kernel", other)
-        found.add(*passes, _pass(again, "decode kernel", same), ["mixed=False"])
+        found.add(*passes, _pass(again, "decode kernel", same))
     record = json.loads(json.dumps(found.record()))
 
     assert record["ratio"] == {"median": 2.5, "least": 1.0, "most": 3.0}
@@ -94,6 +97,7 @@ def test_the_way_is_read_off_the_metadata(
         prefill=None if dense is None else SimpleNamespace(use_dense_mha=dense),
     )  # fmt: skip
     assert way_of(metadata) == way
+    assert way_of(metadata, dense=True).endswith("MHA") == bool(prefills)
 
 
 def test_without_an_fp8_pool_there_is_no_mixed_batch() -> None:
