@@ -76,10 +76,8 @@ def _opened(path: Path) -> Iterator[TraceRequest]:
             yield from _requests(path, first, map(bytes.decode, lines))
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the trace {path} is not text: {error}") from error
-    except TooLong as error:
-        raise UsageError(f"{path} is not a trace: {error}") from None
+    except (UnicodeDecodeError, TooLong) as error:
+        raise UsageError(f"{path} is not a trace: {error}") from error
 
 
 def _requests(path: Path, first: str, others: Iterable[str]) -> Iterator[TraceRequest]:

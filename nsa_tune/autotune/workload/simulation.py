@@ -75,6 +75,8 @@ class Pass:
     """Passes that this one stands for."""
     seconds: float = 0.0
     """Duration of each of them."""
+    launch_s: float = 0.0
+    """Seconds that the host is busy to launch a prefill."""
     sums: tuple[int, int, int, int, int] = field(init=False)
     """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what `batch`
     has, at less cost. In a decode kv may be off by one a sequence, and the longest is the mean."""
@@ -214,37 +216,38 @@ def simulated(
     waiting, running = _Waiting(engine), _Running(engine)
     latencies = latencies or Latencies()
     queue, heap = waiting.queue, running.heap
-    first_s: dict[int, float] = {}
-    now, step, begun = 0.0, 0, 0
+    first_s, late = dict[int, float](), list[tuple[int, float]]()
+    now, spare_s, step, begun = 0.0, 0.0, 0, 0
     while (upcoming := upcoming or next(coming, None)) or queue or heap:
         while upcoming is not None and upcoming.arrival_s <= now:
             queue.append(upcoming)
             upcoming = next(coming, None)
+        lens, ended = list[tuple[int, int]](), list[Arrival]()
         if queue and running.has_room(queue[0]):
             lens, ended = waiting.fill(running, step)
-            forward = Pass(running, step, now, lens)
-            forward.seconds = seconds(forward)
-            now += forward.seconds
-            for request in ended:
-                first_s[begun] = now
-                begun += 1
-                latencies.first_token_s.append(now - request.arrival_s)
-            yield forward
-        elif heap:
-            forward = Pass(running, step, now)
-            forward.seconds = seconds(forward)
+        elif upcoming is not None and not heap:
+            now = upcoming.arrival_s
+            continue
+        forward = Pass(running, step, now, lens)
+        forward.seconds = seconds(forward)
+        # First tokens are handed over when the next pass has been launched.
+        handed_s = now + max(forward.launch_s - spare_s, 0.0)
+        first_s |= {number: handed_s for number, _ in late}
+        latencies.first_token_s += [handed_s - arrival_s for _, arrival_s in late]
+        spare_s = max(forward.seconds - forward.launch_s, 0.0)
+        late = [*enumerate((request.arrival_s for request in ended), begun)]
+        begun += len(late)
+        if not lens:
             # When a request arrives that may run, the next pass is another one.
             room = upcoming is not None and running.has_room(upcoming)
             until = upcoming.arrival_s if room and upcoming is not None else inf
             forward.steps = min(heap[0].last_step - step, most_steps)
             if until - now < forward.steps * forward.seconds:
                 forward.steps = max(ceil((until - now) / forward.seconds), 1)
-            yield forward
             step += forward.steps
-            now += forward.steps * forward.seconds
-            for over in running.end(step):
-                begun_s, gaps = first_s.pop(over.number), over.output_tokens - 1
-                latencies.ended_s[over.number] = now
-                latencies.per_token_s += [(now - begun_s) / gaps] if gaps else []
-        elif upcoming is not None:
-            now = upcoming.arrival_s
+        yield forward
+        now += forward.steps * forward.seconds
+        for over in running.end(step):
+            gaps = over.output_tokens - 1
+            latencies.ended_s[over.number] = now
+            latencies.per_token_s += [(now - first_s.pop(over.number)) / gaps] if gaps else []

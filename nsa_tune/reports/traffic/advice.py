@@ -114,7 +114,7 @@ def advise(
     NoTunedData when there is nothing to advise from."""
     fleet, launch = _fleet(deployment, traffic), deployment.launch
     setups, stands_in = deployment.best_setups(), standing_in(deployment)
-    changes = flags_of(setups.prefill, setups.decode) if deployment.fits else {}
+    changes = flags_of(*setups) if deployment.fits else {}
     notes, outcomes = list[str](), list[Outcome]()
     if deployment.fits:
         outcomes.append(fleet.outcome(AS_GIVEN, Setups(DEFAULT, DEFAULT)))
@@ -155,8 +155,8 @@ class _Fleet(NamedTuple):
         if self.requests and one.model is not None:
             factors = (1.0, 1 - one.error, 1 + one.error)
             runs = tuple(one.serve(self.requests, setups, factor) for factor in factors)
-        launch = one.launch.changed(flags_of(setups.prefill, setups.decode))
-        command, tokens = launch.command(one.served), one.scheduler.pool_tokens
+        command = one.launch.changed(flags_of(*setups)).command(one.served)
+        tokens = one.scheduler.pool_tokens
         return Outcome(name, command, prefill_s, decode_s, tokens, self.engines, runs)
 
 

@@ -65,11 +65,9 @@ class AttentionPrices:
         select keys; the others reuse a selection. NoTunedData without a table.
         """
         if dispatcher.table is None:
-            raise NoTunedData(
-                f"no answer for {dispatcher.setting.device.name}: see `nsa-tune gpus`"
-            )
-        self.dispatcher, self.engine = dispatcher, engine
-        self.setting = dispatcher.setting
+            device = dispatcher.setting.device.name
+            raise NoTunedData(f"no answer for {device}: see `nsa-tune gpus`")
+        self.dispatcher, self.engine, self.setting = dispatcher, engine, dispatcher.setting
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered
         self.indexer_share = indexer_share
         policies = dispatcher.policies
@@ -94,9 +92,7 @@ class AttentionPrices:
         """Refuse flags in use whose kernel has no times: UsageError for the first of them."""
         for question, value in given.items():
             if not _is_measured(self.dispatcher, question, value):
-                raise UsageError(
-                    f"{value} ({question}) is not priced: it has no times in the table"
-                )
+                raise UsageError(f"{value} ({question}) is not priced: the table has no times")
 
     def of(self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({})) -> Attention:
         """The attention of `batch`; in a CUDA graph SGLang takes no MHA. What the flags in use

@@ -82,10 +82,8 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     NoTunedData where whole passes are not known, UsageError when none fits, or without a trace."""
     if traffic.trace is None:
         raise UsageError("a goal needs the requests of --trace")
-    notes = (
-        *notes_on(deployments[0], traffic),
-        f"intervals: {measured_runs(deployments[0])}",
-    )
+    intervals = f"intervals: {measured_runs(deployments[0])}"
+    notes = *notes_on(deployments[0], traffic), intervals
     fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
         raise UsageError("none of these deployments fits into memory; use a larger --tp in --flags")
@@ -144,10 +142,9 @@ def _candidate(
     option: Deployment, traffic: Traffic, goal: Goal, plugin: bool, engines: int
 ) -> Candidate:
     setups = Setups(PLUGIN, PLUGIN) if plugin else option.best_setups()
-    changes = flags_of(setups.prefill, setups.decode)
     requests = option.requests(replace(traffic, engines=engines))
     served = option.serve(requests, setups, goal.factor, keep=True)
-    command = option.launch.changed(changes).command(option.served)
+    command = option.launch.changed(flags_of(*setups)).command(option.served)
     return Candidate(command, plugin, engines, engines * option.tp, served, goal.excess(served))
 
 
@@ -167,15 +164,13 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
 
 def goal_headline(answer: GoalAnswer) -> str:
     """What holds the goal, in a sentence."""
-    first, sure = answer.candidates[0], answer.sure
+    first, sure, trace = answer.candidates[0], answer.sure, answer.traffic
     if sure is None:
         return (
-            f"Nothing that is priced holds it on {answer.traffic}. The nearest takes "
+            f"Nothing that is priced holds it on {trace}. The nearest takes "
             f"{first.excess:.2f} times the limit: {_how(first)}, {_times(first)}."
         )
-    text = (
-        f"{_how(first)} hold{'s' * (first.engines == 1)} it on {answer.traffic}: {_times(first)}."
-    )
+    text = f"{_how(first)} hold{'s' * (first.engines == 1)} it on {trace}: {_times(first)}."
     slower = f"if all passes take {answer.error:.0%} longer than priced (one in four measured did)"
     if sure.excess > 1:
         return f"{text} That is not sure: {slower}, nothing that is priced holds it."

@@ -96,6 +96,11 @@ class NonAttentionModel:
         modelled = self._modelled(batch, way, attention_us, self._scale, self._indexer_share)
         return modelled * self._correction(*_place(batch, way))
 
+    def launch_us(self, batch: Batch, way: PassMode, scale: float | None = None) -> float:
+        """What the host needs to launch a prefill."""
+        launched = self._launch_us.get(self._kind(batch, way), 0.0)
+        return is_launched(batch, way) * launched * (self._scale if scale is None else scale)
+
     def error(self, quantile: float = 0.75) -> float:
         """How far the model is off on measured batches, each left out in turn, as a part of their
         time. The weights are kept, as a single batch hardly moves them."""
@@ -127,9 +132,7 @@ class NonAttentionModel:
         features = self._features(batch, way)
         shares = (1.0, 1.0, 1.0, share, share)
         rest_us = sum(map(prod, zip(self._weights, features, shares, strict=True)))
-        launched = is_launched(batch, way)
-        launch_us = self._launch_us.get(self._kind(batch, way), 0.0) if launched else 0.0
-        return max(attention_us + scale * rest_us, scale * launch_us)
+        return max(attention_us + scale * rest_us, self.launch_us(batch, way, scale))
 
     def _kind(self, batch: Batch, way: PassMode) -> tuple[bool, bool]:
         """Passes that take the host the same time: (eager, selecting)."""

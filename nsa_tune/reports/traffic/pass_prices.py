@@ -35,6 +35,8 @@ class PassPrice:
     """By setup; infinite where a setup cannot run it. Attention alone without a model of passes."""
     way: str
     """How the plug-in runs it."""
+    launch_us: tuple[float, float] = (0.0, 0.0)
+    """What the host needs to launch it, without and with the plug-in."""
 
 
 class PassPrices:
@@ -97,12 +99,12 @@ class PassPrices:
             return PassPrice(attention.us, PassMode.ENGINE)
         way = PassMode.ENGINE if not extend or (graph and _padded(batch)) else PassMode.EAGER
         us = {setup: self.model.us(batch, way, taken) for setup, taken in attention.us.items()}
-        if not extend or not graph:
-            return PassPrice(us, way)
-        return self._steered(batch, us, attention)
+        steered = self._steered(batch, us, attention) if extend and graph else way
+        launches = self.model.launch_us(batch, way), self.model.launch_us(batch, steered)
+        return PassPrice(us, steered, launches)
 
-    def _steered(self, batch: Batch, us: dict[str, float], attention: Attention) -> PassPrice:
-        """With the plug-in's choice of a way."""
+    def _steered(self, batch: Batch, us: dict[str, float], attention: Attention) -> PassMode:
+        """The plug-in's choice of a way; `us` gets what it takes."""
         assert self.model is not None
         ways = {PassMode.ENGINE: us[DEFAULT]}
         if us[PLUGIN] < us[DEFAULT]:  # another kernel, or its copies in less time
@@ -113,7 +115,7 @@ class PassPrices:
                 ways[way] = self.model.us(batch, way, attention_us)
         taken = self._choice.of(ways, None, batch)
         us[PLUGIN] = ways.get(taken, us[DEFAULT])
-        return PassPrice(us, taken)
+        return taken
 
     def _other_ways(self, batch: Batch) -> Iterable[PassMode]:
         dense = batch.max_kv <= self._topk and _padded(batch)

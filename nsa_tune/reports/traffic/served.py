@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.autotune.workload.simulation import (
@@ -13,14 +14,14 @@ from nsa_tune.autotune.workload.simulation import (
     simulated,
     stated_s,
 )
+from nsa_tune.reports.traffic.attention import PLUGIN
 from nsa_tune.reports.traffic.pass_prices import PriceList
 
 _LATE, _LATE_S = 1.01, 30.0
 """An engine does not keep up that ends so many times, and seconds, after the last arrival."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setups:
+class Setups(NamedTuple):
     """Which setup prefills and which decodes run under."""
 
     prefill: str
@@ -61,8 +62,9 @@ def served(
     latencies, end_s = latencies or Latencies(), 0.0
 
     def seconds(forward: Pass) -> float:
-        us = prices.of(forward).price.us
-        pass_us = us[setups.prefill if forward.is_extend else setups.decode]
+        price = prices.of(forward).price
+        pass_us = price.us[setups.prefill if forward.is_extend else setups.decode]
+        forward.launch_s = factor * price.launch_us[setups.prefill == PLUGIN] / 1e6
         return factor * pass_us / 1e6 + prices.prices.between_s
 
     clock = stated_s if prices.prices.model is None else seconds

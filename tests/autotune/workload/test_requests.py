@@ -102,7 +102,7 @@ def test_a_missing_file_and_one_that_is_not_text_are_refused(trace: Path) -> Non
     with pytest.raises(UsageError, match="cannot be read"):
         read_requests(trace)
     trace.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not text"):
+    with pytest.raises(UsageError, match="not a trace"):
         read_requests(trace)
 
 

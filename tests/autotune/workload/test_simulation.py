@@ -83,9 +83,7 @@ def test_a_whole_input_in_the_cache_still_computes_its_last_token() -> None:
 
 def test_the_least_recently_used_block_is_evicted() -> None:
     small = replace(ENGINE, pool_tokens=1024)
-    found = [
-        TraceRequest(float(i), 600, 1, (block, block)) for i, block in enumerate((1, 2, 1, 3, 2))
-    ]
+    found = [TraceRequest(float(i), 600, 1, (b, b)) for i, b in enumerate((1, 2, 1, 3, 2))]
 
     extends = [word for word in words(found, small) if word.startswith("extend")]
 
@@ -108,10 +106,6 @@ def test_a_request_waits_while_too_many_run() -> None:
     assert words([TraceRequest(0.0, 10, 1), TraceRequest(0.0, 20, 1)], one_at_a_time) == [
         "extend:0+10", "decode:n1:11", "extend:0+20", "decode:n1:21",
     ]  # fmt: skip
-
-
-def test_nothing_runs_without_requests() -> None:
-    assert run([]) == []
 
 
 # --- priced passes, several told as one
@@ -142,15 +136,11 @@ def test_the_sums_of_a_pass_are_those_of_its_batch(found: list[TraceRequest], ne
 @given(in_order)
 @settings(max_examples=50)
 def test_several_decode_passes_told_as_one_are_as_many(found: list[TraceRequest]) -> None:
-    at_once = [replace_arrival(one) for one in found]
+    at_once = [one._replace(arrival_s=0.0) for one in found]
 
     told = sum(steps for word, steps in told_as_one(at_once, ENGINE) if "verify" in word)
 
     assert told == sum(batch.mode != "extend" for batch in run(at_once))
-
-
-def replace_arrival(one: TraceRequest) -> TraceRequest:
-    return one._replace(arrival_s=0.0)
 
 
 def test_a_request_that_may_run_ends_the_passes_that_are_told_as_one() -> None:
@@ -171,11 +161,21 @@ def test_the_first_token_comes_when_the_last_chunk_ends() -> None:
     assert [round(wait, 6) for wait in waits] == [0.03, 0.025]
 
 
-def latencies(found: list[TraceRequest], engine: SchedulerConfig) -> Latencies:
+def test_a_first_token_is_handed_over_when_the_next_prefill_is_launched() -> None:
+    found = [TraceRequest(0.0, 100, 1), TraceRequest(0.005, 100, 1)]
+
+    waits = latencies(found, ENGINE, 0.007).first_token_s
+
+    assert [round(wait, 6) for wait in waits] == [0.014, 0.015]
+
+
+def latencies(found: list[TraceRequest], engine: SchedulerConfig, launch_s: float = 0) -> Latencies:
+    def seconds(one: Pass) -> float:
+        one.launch_s = launch_s * one.is_extend
+        return 0.01
+
     told = Latencies()
-    own = arrivals(found, engine.pool_tokens)
-    for _ in simulated(own, engine, lambda one: 0.01, latencies=told):
-        pass
+    _ = [*simulated(arrivals(found, engine.pool_tokens), engine, seconds, latencies=told)]
     return told
 
 
