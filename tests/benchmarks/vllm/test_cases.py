@@ -35,9 +35,7 @@ def test_the_built_in_cases_hold_those_where_vllm_loses_most() -> None:
     assert all(one.prefix % BLOCK == 0 for one in CASES)
 
 
-@pytest.mark.parametrize(
-    "text", ["1:2:x", "64", "64:1:1:1:1", "63:1:1", "0:0:1", "0:1:0", "-64:1:1", "0:1:1:-1"]
-)
+@pytest.mark.parametrize("text", ["1:x", "64", "0:1:1:1:1", "63:1:1", "0:0:1", "0:1:0", "-64:1:1"])
 def test_other_cases_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"a case is|cannot be run"):
         cases_of(text)

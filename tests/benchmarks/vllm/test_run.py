@@ -48,8 +48,7 @@ def test_each_round_has_new_tokens_and_the_same_for_off_and_on() -> None:
     assert [plugin for *_, plugin in engine.asked] == [False, True, False] * 4
     heads, tails = [one for one, _, _ in engine.asked], [one for _, one, _ in engine.asked]
     assert all(one == heads[0] for one in heads)
-    assert [len(one) for one in heads[0]] == [64, 1024]
-    assert [len(one) for one in tails[0]] == [8, 1]
+    assert [len(one) for one in (*heads[0], *tails[0])] == [64, 1024, 8, 1]
     rounds = [tails[i : i + 3] for i in range(0, len(tails), 3)]
     assert all(one == each[0] for each in rounds for one in each)
     assert len({tuple(each[0][0]) for each in rounds}) == 4
