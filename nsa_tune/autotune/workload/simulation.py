@@ -158,8 +158,7 @@ class _Running:
 
     def contexts(self, step: int) -> int:
         """The sum of the context lengths in decode pass `step`."""
-        size = len(self.heap)
-        return round(self._total + size * (step * self._kept)) if size else 0
+        return round(self._total + len(self.heap) * (step * self._kept))
 
     def lengths(self, step: int) -> list[int]:
         """Each context length in decode pass `step`, including the tokens to verify."""
@@ -222,22 +221,21 @@ def simulated(
         while upcoming is not None and upcoming.arrival_s <= now:
             queue.append(upcoming)
             upcoming = next(coming, None)
-        lens, ended = list[tuple[int, int]](), list[Arrival]()
-        if queue and running.has_room(queue[0]):
-            lens, ended = waiting.fill(running, step)
-        elif upcoming is not None and not heap:
+        extend = queue and running.has_room(queue[0])
+        if upcoming is not None and not (extend or heap):
             now = upcoming.arrival_s
             continue
+        lens, ended = waiting.fill(running, step) if extend else ((), ())
         forward = Pass(running, step, now, lens)
         forward.seconds = seconds(forward)
-        # First tokens are handed over when the next pass has been launched.
-        handed_s = now + max(forward.launch_s - spare_s, 0.0)
-        first_s |= {number: handed_s for number, _ in late}
-        latencies.first_token_s += [handed_s - arrival_s for _, arrival_s in late]
+        if late:  # first tokens are handed over when the next pass has been launched
+            handed_s = now + max(forward.launch_s - spare_s, 0.0)
+            first_s |= {number: handed_s for number, _ in late}
+            latencies.first_token_s += [handed_s - arrival_s for _, arrival_s in late]
         spare_s = max(forward.seconds - forward.launch_s, 0.0)
-        late = [*enumerate((request.arrival_s for request in ended), begun)]
+        late = [(i, request.arrival_s) for i, request in enumerate(ended, begun)]
         begun += len(late)
-        if not lens:
+        if not extend:
             # When a request arrives that may run, the next pass is another one.
             room = upcoming is not None and running.has_room(upcoming)
             until = upcoming.arrival_s if room and upcoming is not None else inf
@@ -247,7 +245,7 @@ def simulated(
             step += forward.steps
         yield forward
         now += forward.steps * forward.seconds
-        for over in running.end(step):
+        for over in () if extend else running.end(step):
             gaps = over.output_tokens - 1
             latencies.ended_s[over.number] = now
             latencies.per_token_s += [(now - first_s.pop(over.number)) / gaps] if gaps else []

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import nsmallest
 from math import ceil, dist, exp, expm1, inf, log
 from operator import mul
 from typing import NamedTuple, TypeAlias
@@ -85,7 +84,7 @@ class Places:
     def _nearest(self, where: tuple[float, ...], besides: int = -1) -> list[tuple[float, int]]:
         """(distance, number) of the nearest places, the nearest first, without number `besides`."""
         ranked = [(dist(where, place), i) for i, place in enumerate(self.locations) if i != besides]
-        return nsmallest(_NEIGHBOURS + 1, ranked)
+        return sorted(ranked)[: _NEIGHBOURS + 1]
 
     @cached_property
     def left_out(self) -> Mapping[int, tuple[tuple[int, float], ...]]:

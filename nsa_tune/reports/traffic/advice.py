@@ -174,7 +174,8 @@ def _fleet(deployment: Deployment, traffic: Traffic) -> _Fleet:
         return deployment.serve(requests, setups, factor).engines
 
     engines = keeping_up(load, 1 + deployment.error)
-    requests = deployment.count(replace(traffic, engines=engines[1]))
+    requests = deployment.requests(replace(traffic, engines=engines[1]))
+    deployment.recount(requests)
     return _Fleet(deployment, requests, engines, (alone,))
 
 

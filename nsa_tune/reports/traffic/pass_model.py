@@ -1,21 +1,14 @@
 """What a whole pass takes: its attention by a table, and a model of everything else.
 
-The model is fitted, when it is made, to passes that were measured in an engine. Beside attention a
-pass takes
-
-    a + b * experts(tokens) + c * tokens + d * selecting tokens + e * selecting pairs
-
-where `experts` is the share of a layer's experts that so many tokens are sent to, whose weights
-must be read (each rank that shares them reads its own, for the tokens of all), and `tokens` counts
-a graph's padding. `d` and `e` are for new tokens, and their keys, of passes in which the indexer
-selects. Prefills that SGLang launches piece by piece take no less than their host needs. What the
-model misses is interpolated between the measured passes, so that these get what was measured.
+The model, whose formula docs/replay.md has, is fitted when it is made, to passes that were measured
+in an engine. What it misses is interpolated between these, so that they get what was measured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import exp, log, log2, prod
 from statistics import median
 from typing import NamedTuple
@@ -90,6 +83,7 @@ class NonAttentionModel:
         self._sizes, self._ranks = GRAPH_SIZES, ranks[1]
         self.ways = frozenset(row.way for row in observed)
         """Ways that were measured."""
+        self._correction = lru_cache(maxsize=8)(self._correction_at)
 
     def us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
         """Microseconds of a pass in one way, in which all layers' attention takes so long."""
@@ -138,7 +132,7 @@ class NonAttentionModel:
         """Passes that take the host the same time: (eager, selecting)."""
         return way is PassMode.EAGER, batch.max_kv > self._topk
 
-    def _correction(self, kind: _Kind, place: _Place, *, without: bool = False) -> float:
+    def _correction_at(self, kind: _Kind, place: _Place, *, without: bool = False) -> float:
         """By what the model misses nearby; `without` what was measured at `place` itself."""
         tokens, context, sequences = place
         total = weight = 0.0

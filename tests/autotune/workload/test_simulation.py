@@ -175,7 +175,7 @@ def latencies(found: list[TraceRequest], engine: SchedulerConfig, launch_s: floa
         return 0.01
 
     told = Latencies()
-    _ = [*simulated(arrivals(found, engine.pool_tokens), engine, seconds, latencies=told)]
+    assert [*simulated(arrivals(found, engine.pool_tokens), engine, seconds, latencies=told)]
     return told
 
 
