@@ -17,7 +17,7 @@ from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune.backend.types.profiles import family_of
 from nsa_tune.reports.analysis import dense_rules
 from nsa_tune.reports.formats.plain import plain
-from nsa_tune.reports.traffic.advice import Advice
+from nsa_tune.reports.traffic.advice import WITH_DP, WITH_POOL, Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import lines
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
@@ -44,6 +44,10 @@ def advise(
     tpot: Annotated[
         str | None, typer.Option("--tpot", help="Goal: mean time of an output token: 30ms.")
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=1, help="GPUs that there are; data-parallel attention, too."),
+    ] = None,
     *,
     options: EngineOptions,
     table: PricingOptions,
@@ -59,6 +63,10 @@ def advise(
         trace, words = trace or Path(words[0]), None
     options = replace(options, flags=f"{options.flags} {shlex.join(words or ())}")
     launch = Launch.parse(str(engine), options.flags)
+    if gpus is not None and launch.number("tp") is None and table.heads is None:
+        tp = f"{launch.name('tp')} {2 ** min(gpus.bit_length() - 1, 3)}"
+        options = replace(options, flags=f"{options.flags} {tp}")
+        launch = Launch.parse(str(engine), options.flags)
     table = table.named(launch)
     answer: dense_rules.DenseAdvice | Advice | GoalAnswer
     if family_of(table.model) == "mla":
@@ -75,7 +83,11 @@ def advise(
             answer = cheapest([deployment, *others], traffic, goal)
             text = goal_lines(answer)
         else:
-            answer = advised(deployment, traffic, other if traffic.trace is not None else None)
+            beside = {f"{WITH_POOL} {other_kv}": other} if traffic.trace is not None else {}
+            if beside and gpus and engine is Engine.SGLANG and deployment.dp == 1:
+                ranks = f"{options.flags} --dp {deployment.tp} --enable-dp-attention"
+                beside[WITH_DP] = partial(table.deployment, engine, replace(options, flags=ranks))
+            answer = advised(deployment, traffic, beside, gpus or 0)
             text = lines(answer)
     if json:
         print_document({**answer.document(), "left_out": [*launch.misspelled.values()]})

@@ -1,17 +1,14 @@
-"""Advice: how to launch an engine for some traffic, and what that gives.
-
-The flags in use are the baseline. A flag is advised only where it surely saves time: more than 3 %
-of the passes it changes. What does not fit into memory is never advised.
-"""
+"""Advice: how to launch an engine for some traffic, and what that gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nsa_tune._errors import NoTunedData
+from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
@@ -23,8 +20,8 @@ from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
 MOST_ENGINES = 64
 AS_GIVEN, AS_ADVISED, WITH_PLUGIN = "as given", "as advised", "with the plug-in"
-ALONE, OTHER_FORMAT = "one engine", "with a pool in"
-"""As advised, where one is not enough; followed by the KV format."""
+ALONE, WITH_POOL, WITH_DP = "one engine", "with a pool in", "with DP attention"
+"""As advised, where one is not enough; followed by the KV format; beside a split by heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Outcome:
     decode_s: float | None
     """None without decodes, or where the table has no times of their attention."""
     pool_tokens: int
-    """Of each GPU's KV pool."""
+    """Of all KV pools of an engine that hold different ones."""
     engines: tuple[int, int]
     """That keep up with the trace at these prices, and where all passes take longer by the model's
     error. So many as the latter take requests in turn; all else is of one of them."""
@@ -66,6 +63,8 @@ class Advice:
     """The engine that is assumed."""
     speed: float
     """How much faster than in the trace requests come."""
+    gpus: int
+    """GPUs that there are, or those of one engine."""
     memory: Memory | None
     whole_passes: bool
     """Whether whole passes are priced, and not attention alone."""
@@ -107,10 +106,11 @@ class Advice:
 
 
 def advise(
-    deployment: Deployment, traffic: Traffic, other: Callable[[], Deployment] | None = None
-) -> Advice:
-    """The advice for `traffic` on a deployment, which has the flags in use. `other` makes the same
-    with the other KV format, to be priced beside it. UsageError when the traffic cannot be read,
+    deployment: Deployment, traffic: Traffic,
+    others: Mapping[str, Callable[[], Deployment]] = MappingProxyType({}), gpus: int = 0,
+) -> Advice:  # fmt: skip
+    """The advice for `traffic` on a deployment, which has the flags in use, where there are `gpus`.
+    `others` make what is priced beside it, by name. UsageError when the traffic cannot be read,
     NoTunedData when there is nothing to advise from."""
     fleet, launch = _fleet(deployment, traffic), deployment.launch
     setups, stands_in = deployment.best_setups(), standing_in(deployment)
@@ -126,13 +126,13 @@ def advise(
         if steered and not stands_in and "NSA_TUNE_DISABLE" not in launch.flags:
             outcomes.append(fleet.outcome(WITH_PLUGIN, Setups(PLUGIN, PLUGIN)))
         outcomes += fleet.alone
-        if other is not None:
-            outcomes += _with_other_format(other, traffic, notes)
+        for name, other in others.items():
+            outcomes += _beside(name, other, traffic, notes)
     return Advice(
         traffic.name, deployment.served, deployment.kv_dtype, launch, changes, tuple(outcomes),
-        deployment.release, traffic.speed, deployment.memory, deployment.model is not None,
-        deployment.error, deployment.source, stands_in, measured_runs(deployment),
-        (*notes, *notes_on(deployment, traffic)),
+        deployment.release, traffic.speed, max(gpus, deployment.tp), deployment.memory,
+        deployment.model is not None, deployment.error, deployment.source, stands_in,
+        measured_runs(deployment), (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ class _Fleet(NamedTuple):
             factors = (1.0, 1 - one.error, 1 + one.error)
             runs = tuple(one.serve(self.requests, setups, factor) for factor in factors)
         command = one.launch.changed(flags_of(*setups)).command(one.served)
-        tokens = one.scheduler.pool_tokens
+        tokens = one.dp * one.scheduler.pool_tokens
         return Outcome(name, command, prefill_s, decode_s, tokens, self.engines, runs)
 
 
@@ -190,19 +190,19 @@ def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int,
     return found[0], found[1]
 
 
-def _with_other_format(
-    other: Callable[[], Deployment], traffic: Traffic, notes: list[str]
+def _beside(
+    name: str, other: Callable[[], Deployment], traffic: Traffic, notes: list[str]
 ) -> list[Outcome]:
-    """With the other KV format; never advised, as it changes what is computed."""
+    """Another deployment with its best flags; never advised: it computes or exchanges otherwise."""
     try:
         deployment = other()
         if not deployment.fits:
             raise NoTunedData("it does not fit")
-    except NoTunedData as missing:
-        notes.append(f"the other KV format is not priced: {missing}")
+    except (NoTunedData, UsageError) as missing:
+        notes.append(f"{name} it is not priced: {missing}")
         return []
     fleet = _fleet(deployment, traffic)
-    return [fleet.outcome(f"{OTHER_FORMAT} {deployment.kv_dtype}", deployment.best_setups())]
+    return [fleet.outcome(name, deployment.best_setups())]
 
 
 def standing_in(deployment: Deployment) -> str:
@@ -241,7 +241,7 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
 def measured_runs(deployment: Deployment) -> str:
     """What intervals are, and how many measured runs of traces were inside (docs/replay.md)."""
     runs = f"no trace was measured with {deployment.heads} heads on a GPU"
-    if inside := {16: "9 of 24", 128: "5 of 30"}.get(deployment.heads):
+    if inside := {16: "9 of 24", 128: "5 of 40"}.get(deployment.heads):
         runs = f"{inside} measured runs were inside, most others slower"
     return f"times to first token by passes {deployment.error:.0%} shorter or longer; {runs}"
 

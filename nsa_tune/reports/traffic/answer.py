@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, floor, log2
 
-from nsa_tune.reports.traffic.advice import ALONE, OTHER_FORMAT, WITH_PLUGIN, Advice, Outcome
+from nsa_tune.reports.traffic.advice import ALONE, WITH_DP, WITH_PLUGIN, WITH_POOL, Advice, Outcome
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 
@@ -18,12 +18,13 @@ _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "to
 def lines(advice: Advice) -> Iterator[str]:
     """The answer; its first line is the advice in a sentence."""
     yield headline(advice)
-    usual, other = advice.usual, advice.outcome(OTHER_FORMAT)
-    if usual and other:
-        bf16 = advice.kv_dtype == "bf16"
-        pair = (usual, other) if bf16 else (other, usual)
-        text = bf16_or_fp8(*pair, advice.given.number("tp") or 1)
-        yield f"bf16 or fp8? {text}."
+    usual, tp = advice.usual, advice.given.number("tp") or 1
+    if usual and (other := advice.outcome(WITH_POOL)):
+        pair = (usual, other) if advice.kv_dtype == "bf16" else (other, usual)
+        yield f"bf16 or fp8? {which(*pair, tp)}."
+    if usual and (other := advice.outcome(WITH_DP)):
+        text = which(usual, other, tp, (f"TP{tp}", "DP attention"))
+        yield f"TP{tp} or DP attention? {text}; that ranks wait for each other is not counted."
     if advice.outcomes:
         yield from ("", f"    {advice.advised.command(advice.model)}", "")
         yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
@@ -76,10 +77,12 @@ def _count(advice: Advice, advised: Outcome) -> str:
     usual, _, longest = (run.engines for run in alone.runs)
     serves = f"serves {1 / usual:.0%} of" if usual > 1 else "just keeps up with"
     more = "the more" if advised.engines[0] < advised.engines[1] else "also"
+    there = advice.gpus // tp
+    what = "one serves" if there == 1 else f"{there} engines on your {advice.gpus} GPUs serve"
     return (
         f" One engine ({tp} GPUs) {serves} this load; {_needs(advised, tp)} keep up, {more} where "
         f"all passes take {advice.error:.0%} longer. --speed "
-        f"{floor(100 * advice.speed / longest) / 100:g} is what one serves then."
+        f"{floor(100 * there * advice.speed / longest) / 100:g} is what {what} then."
     )
 
 
@@ -90,43 +93,47 @@ def _needs(outcome: Outcome, tp: int) -> str:
     return f"{engines} engine{'s' * (counts[-1] > 1)} ({gpus} GPUs)"
 
 
-def bf16_or_fp8(bf16: Outcome, fp8: Outcome, tp: int = 1) -> str:
-    """Which KV format serves a trace better, and why; or what to measure."""
-    room = f"fp8 holds {fp8.pool_tokens / bf16.pool_tokens:.1f} times the tokens"
-    if bf16.served is None or fp8.served is None:
+def which(
+    one: Outcome, other: Outcome, tp: int = 1, names: tuple[str, str] = ("bf16", "fp8")
+) -> str:
+    """Which of two, KV formats if not `names`, serves a trace better; or what to measure."""
+    a, b = names
+    room = f"{b} holds {other.pool_tokens / one.pool_tokens:.1f} times the tokens"
+    if one.served is None or other.served is None:
         unknown = "Not known, as whole passes were not measured"
         return f"{unknown}: send the trace to an engine with each; {room}"
-    first, later = (_faster(bf16, fp8, which) for which in ("ttft_s", "tpot_s"))
+    first, later = (_faster(one, other, times, names) for times in ("ttft_s", "tpot_s"))
     verdict = "No sure difference, so send the trace to an engine with each"
     if first or later:
         both = f"{first or 'unsure'} for the first token, {later or 'unsure'} for the next ones"
         verdict = first if first == later else both
-    needed = [_needs(outcome, tp) for outcome in (bf16, fp8)]
+    needed = [_needs(outcome, tp) for outcome in (one, other)]
     needs, count = f"both need {needed[0]}", "there"
     if needed[0] != needed[1]:
-        needs = f"bf16 needs {needed[0]}, fp8 {needed[1]}"
-        count = f"with {bf16.engines[1]} and {fp8.engines[1]} engines"
-        fewer = "bf16" if bf16.engines < fp8.engines else "fp8"
-        signs = {(a > b) - (a < b) for a, b in zip(bf16.engines, fp8.engines, strict=True)}
+        needs = f"{a} needs {needed[0]}, {b} {needed[1]}"
+        count = f"with {one.engines[1]} and {other.engines[1]} engines"
+        fewer = a if one.engines < other.engines else b
+        signs = {(x > y) - (x < y) for x, y in zip(one.engines, other.engines, strict=True)}
         verdict = f"{fewer} {'takes' if len(signs) == 1 else 'may take'} fewer GPUs"
     first_a, first_b, later_a, later_b = (
-        _s(times["mean"])
-        for times in (bf16.served.ttft_s, fp8.served.ttft_s, bf16.served.tpot_s, fp8.served.tpot_s)
+        _s(getattr(outcome.served, times)["mean"])
+        for times in ("ttft_s", "tpot_s")
+        for outcome in (one, other)
     )
     return (
-        f"{verdict}: {needs}; {count} the first token takes {first_a} on average (fp8: "
-        f"{first_b}), each one after it, with the prefills in between, {later_a} (fp8: {later_b}); "
+        f"{verdict}: {needs}; {count} the first token takes {first_a} on average ({b}: "
+        f"{first_b}), each one after it, with the prefills in between, {later_a} ({b}: {later_b}); "
         f"{room}"
     )
 
 
-def _faster(bf16: Outcome, fp8: Outcome, which: str) -> str:
-    """The format whose time is surely shorter: at the price, and with all passes shorter or longer
-    by the model's error; "" where neither is."""
-    pairs = zip(bf16.runs, fp8.runs, strict=True)
+def _faster(one: Outcome, other: Outcome, times: str, names: tuple[str, str]) -> str:
+    """Whose time is surely shorter: at the price, and with all passes shorter or longer by the
+    model's error; "" where neither is."""
+    pairs = zip(one.runs, other.runs, strict=True)
     # A trace of single tokens has no time of a further one.
-    ratios = [getattr(b, which)["mean"] / (getattr(a, which)["mean"] or 1) for a, b in pairs]
-    return "bf16" if min(ratios) > _ALIKE else "fp8" if 0 < max(ratios) < 1 / _ALIKE else ""
+    ratios = [getattr(b, times)["mean"] / (getattr(a, times)["mean"] or 1) for a, b in pairs]
+    return names[0] if min(ratios) > _ALIKE else names[1] * (0 < max(ratios) < 1 / _ALIKE)
 
 
 def does_not_fit(memory: Memory, launch: Launch) -> str:
@@ -186,8 +193,10 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     advised, plugin = advice.usual, advice.outcome(WITH_PLUGIN)
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
-    if advised and (other := advice.outcome(OTHER_FORMAT)):
+    if advised and (other := advice.outcome(WITH_POOL)):
         yield other.name.capitalize(), f"answers change: {other.command}"
+    if advised and (other := advice.outcome(WITH_DP)):
+        yield "With DP attention", other.command
     if advised and advised.served:
         yield (
             "Prefill s, decode s",

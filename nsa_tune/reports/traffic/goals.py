@@ -1,8 +1,4 @@
-"""A goal: the cheapest deployment that holds times to first token and of a token on a trace.
-
-So many equal engines as are needed share the requests in turn. Of those that hold the goal with the
-fewest GPUs the one with the most room is taken. What is not priced as a whole is not tried.
-"""
+"""A goal: the cheapest deployment that holds times to first token and of a token on a trace."""
 
 from __future__ import annotations
 
@@ -92,7 +88,10 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
     few = replace(traffic, requests=ceil(_SAMPLED * len(whole[0].requests(traffic))))
     parts = few, traffic
-    options = [option for deployment in whole for option in _options(deployment, few)]
+    options = list[Deployment]()
+    for one in whole:  # those of one deployment share prices, and the flags that are best by them
+        one.count(few)
+        options += (one, *map(one.with_chunk, (chunk for chunk in CHUNKS if chunk != one.chunk)))
     candidates = [_found(options, parts, goal, plugin=plugin) for plugin in (False, True)]
     candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
     source, error, best = whole[0].source, whole[0].error, candidates[0]
@@ -100,13 +99,6 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     if best.excess <= 1:
         sure = _found(options, parts, slower, plugin=best.plugin, fewest=best.engines)
     return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, notes)
-
-
-def _options(deployment: Deployment, traffic: Traffic) -> Iterator[Deployment]:
-    """A deployment with each chunk size; all share prices, and the flags that are best by them."""
-    deployment.count(traffic)
-    yield deployment
-    yield from (deployment.with_chunk(chunk) for chunk in CHUNKS if chunk != deployment.chunk)
 
 
 def _found(

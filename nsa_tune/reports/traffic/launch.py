@@ -13,29 +13,20 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.profiles import CHECKPOINTS
 from nsa_tune.reports.traffic.attention import DECODE_FLAG, FORCE_MQA, PREFILL_FLAG
 
+_FLAGS = {
+    "tp": ("--tp --tp-size --tensor-parallel-size", "--tensor-parallel-size -tp"),
+    "dp": ("--dp --dp-size --data-parallel-size", "--data-parallel-size -dp"),
+    "kv": ("--kv-cache-dtype", "--kv-cache-dtype"),
+    "kernels": (f"{PREFILL_FLAG} {DECODE_FLAG}", ""),
+    "chunk": ("--chunked-prefill-size", "--max-num-batched-tokens"),
+    "running": ("--max-running-requests", "--max-num-seqs"),
+    "fraction": ("--mem-fraction-static", "--gpu-memory-utilization"),
+    "drafts": ("--speculative-num-draft-tokens", ""),
+    "model": ("--model-path --model", "--model"),
+}
 _ALIASES = {
-    "sglang": {
-        "tp": ("--tp", "--tp-size", "--tensor-parallel-size"),
-        "dp": ("--dp", "--dp-size", "--data-parallel-size"),
-        "kv": ("--kv-cache-dtype",),
-        "kernels": (PREFILL_FLAG, DECODE_FLAG),
-        "chunk": ("--chunked-prefill-size",),
-        "running": ("--max-running-requests",),
-        "fraction": ("--mem-fraction-static",),
-        "drafts": ("--speculative-num-draft-tokens",),
-        "model": ("--model-path", "--model"),
-    },
-    "vllm": {
-        "tp": ("--tensor-parallel-size", "-tp"),
-        "dp": ("--data-parallel-size", "-dp"),
-        "kv": ("--kv-cache-dtype",),
-        "kernels": (),
-        "chunk": ("--max-num-batched-tokens",),
-        "running": ("--max-num-seqs",),
-        "fraction": ("--gpu-memory-utilization",),
-        "drafts": (),
-        "model": ("--model",),
-    },
+    engine: {what: tuple(names[i].split()) for what, names in _FLAGS.items()}
+    for i, engine in enumerate(("sglang", "vllm"))
 }
 VALUED = frozenset(chain(*(names for each in _ALIASES.values() for names in each.values())))
 """Flags that are read, and take a value."""

@@ -12,7 +12,7 @@ import pytest
 
 from nsa_tune._cli.shared.options import known_model
 from nsa_tune.reports.traffic.advice import Outcome, keeping_up
-from nsa_tune.reports.traffic.answer import bf16_or_fp8, interval
+from nsa_tune.reports.traffic.answer import interval, which
 from nsa_tune.reports.traffic.served import Served
 from tests.reports.traffic.deployments import H200, LONG_PROMPTS, SHORT_PROMPTS, write_trace
 from tests.shell import Result, Shell
@@ -127,10 +127,17 @@ def test_a_flag_has_one_price_in_use_or_not(advise: Any, trace: str) -> None:
 def test_the_other_formats_row_says_its_flags(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", BF16)
 
-    assert re.search(
-        r"^With a pool in fp8: answers change: "
-        r"python .* --dsa-prefill-backend flashmla_sparse$", answer.out, re.M,
-    )  # fmt: skip
+    flags = r"python .* --dsa-prefill-backend flashmla_sparse$"
+    assert re.search(rf"^With a pool in fp8: answers change: {flags}", answer.out, re.M)
+
+
+def test_so_many_gpus_run_as_tensor_or_data_parallel_ranks(advise: Any, crowd: str) -> None:
+    first, _, ranks, *_ = advise("--trace", crowd, "--gpus", "17").out.splitlines()
+    few = advise("--trace", crowd, "--gpus", "5").out
+
+    assert first.endswith(" is what 2 engines on your 17 GPUs serve then.")
+    assert ranks.startswith("TP8 or DP attention? DP attention takes fewer GPUs: TP8 needs ")
+    assert few.startswith("This does not fit: ")
 
 
 @pytest.mark.parametrize("flags", [BF16, FP8])
@@ -166,13 +173,13 @@ def _outcome(
 def test_a_verdict_on_the_kv_format_needs_a_sure_difference(
     bf16: tuple[float, float], fp8: tuple[float, float], verdict: str
 ) -> None:
-    assert bf16_or_fp8(_outcome(*bf16), _outcome(*fp8, pool_tokens=160)).startswith(verdict)
+    assert which(_outcome(*bf16), _outcome(*fp8, pool_tokens=160)).startswith(verdict)
 
 
 def test_without_whole_passes_no_format_is_said_to_be_better() -> None:
     attention = Outcome("", "", 1.0, 1.0, 100, (1, 1))
 
-    assert bf16_or_fp8(attention, attention).startswith("Not known, as whole passes were not")
+    assert which(attention, attention).startswith("Not known, as whole passes were not")
 
 
 @pytest.mark.parametrize(
@@ -261,17 +268,9 @@ def test_a_model_that_is_not_known_is_not_priced_as_another(advise: Any) -> None
     assert "meta-llama/Llama-3 names no known model" in unknown.err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--flags", "--tp 3"), "--tp 3 does not divide deepseek-v3.2's 128 heads"),
-        (("--flags", "--tp 8", "--model", "deepseek-v4"), "passes of deepseek-v4 are not priced"),
-    ],
-)
-def test_what_is_not_priced_is_refused_by_its_own_name(
-    advise: Any, words: tuple[str, ...], message: str
-) -> None:
-    assert message in advise(*words).err
+def test_gpus_that_do_not_divide_the_heads_are_refused(advise: Any) -> None:
+    message = "--tp 3 does not divide deepseek-v3.2's 128 heads"
+    assert message in advise("--flags", "--tp 3").err
 
 
 def test_decodes_that_were_not_counted_take_no_time(advise: Any) -> None:
@@ -295,7 +294,7 @@ def test_one_figure_says_how_sure_the_intervals_are(advise: Any, trace: str) -> 
     assert len(re.findall(r"^Intervals: .*; 9 of 24 measured runs were inside", out, re.M)) == 1
     assert "never ran with more than two ranks" in out
     dp = advise("--trace", trace, "--flags", f"{FP8} --dp 8 --enable-dp-attention").out
-    assert "longer; 5 of 30 measured runs were inside, most others slower" in dp
+    assert "longer; 5 of 40 measured runs were inside, most others slower" in dp
 
 
 def test_the_release_that_is_assumed_is_told(advise: Any) -> None:
@@ -326,7 +325,7 @@ def test_of_both_formats_the_gpus_they_need_decide(
     bf16: tuple[int, int], fp8: tuple[int, int], verdict: str
 ) -> None:
     one, other = _outcome(1.5, 0.2, engines=bf16), _outcome(1.0, 0.1, engines=fp8)
-    assert bf16_or_fp8(one, other, 8).startswith(verdict)
+    assert which(one, other, 8).startswith(verdict)
 
 
 def test_a_queue_that_grows_has_no_time_to_first_token() -> None:
