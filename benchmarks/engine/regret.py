@@ -3,10 +3,10 @@
     python -m benchmarks.engine.regret RESULT.json ... > page.md
 
 Each RESULT.json is what `benchmarks.engine.run` wrote of batches with configurations that force a
-way (`way:...`); engines of one label, one behind the other, are one table. A time is the median of
-its sweeps. Few sweeps of one batch tell little of their scatter, so intervals (95 %) of ratios take
-that of all batches that wait for the host, or of all that do not, or the batch's own where it is
-larger. The best of many noisy times is too good by chance, so regret errs upwards.
+way (`way:...`); engines of one label, one behind the other, are one table of each batch's last run.
+A time is the median of its sweeps, which are too few to tell their scatter, so intervals (95 %) of
+ratios take that of all batches that wait for the host, or of all that do not, or the batch's own
+where it is larger. The best of many noisy times is too good by chance, so regret errs upwards.
 """
 
 from __future__ import annotations
@@ -93,23 +93,23 @@ class Batch:
         return max(0.0, 1 - self.busy_ms[name] / self.ms(name)) if name in self.busy_ms else None
 
 
-def batches_of(engine: Engine, test: str) -> list[Batch]:
-    """The batches of a test that the default and the plug-in have run."""
-    busy: dict[str, dict[str, float]] = {}
-    for row in engine.document["tests"].get("profile", ()):
-        if row.get("busy_ms"):
-            busy.setdefault(batch_name(row), {})[row["configuration"]] = row["busy_ms"]
-    found = []
-    for row in engine.document["tests"].get(test, ()):
-        measured = row.get("configurations", {})
-        if {DEFAULT, _PLUGIN} <= measured.keys():
-            default, ran = measured[DEFAULT], "; ".join(measured[_PLUGIN]["ran"])
-            times = {name: one["sweeps"]["gpu_ms"] for name, one in measured.items()}
-            flags = frozenset(times) - engine.plugins - engine.ways
-            waits = default["host_ms"] > _WAITS * default["gpu_ms"]
-            name = batch_name(row)
-            found.append(Batch(name, ran, times, flags, waits, busy.get(name, {})))
-    return found
+def batches_of(engines: Sequence[Engine], test: str) -> list[Batch]:
+    """The batches of a test that the default and the plug-in have run, the last run of each."""
+    found: dict[str, Batch] = {}
+    for engine in engines:
+        busy: dict[str, dict[str, float]] = {}
+        for row in engine.document["tests"].get("profile", ()):
+            if row.get("busy_ms"):
+                busy.setdefault(batch_name(row), {})[row["configuration"]] = row["busy_ms"]
+        for row in engine.document["tests"].get(test, ()):
+            measured = row.get("configurations", {})
+            if {DEFAULT, _PLUGIN} <= measured.keys():
+                default, ran = measured[DEFAULT], "; ".join(measured[_PLUGIN]["ran"])
+                times = {name: one["sweeps"]["gpu_ms"] for name, one in measured.items()}
+                name, flags = batch_name(row), frozenset(times) - engine.plugins - engine.ways
+                waits = default["host_ms"] > _WAITS * default["gpu_ms"]
+                found[name] = Batch(name, ran, times, flags, waits, busy.get(name, {}))
+    return list(found.values())
 
 
 def _scatter(batches: Sequence[Batch]) -> Scatter:
@@ -124,7 +124,7 @@ def _scatter(batches: Sequence[Batch]) -> Scatter:
 def page(engines: Sequence[Engine]) -> Iterator[str]:
     """What the random batches of engines that are alike say, in Markdown."""
     for test in ("prefill", "loaded"):
-        batches = [batch for engine in engines for batch in batches_of(engine, test)]
+        batches = batches_of(engines, test)
         if batches:
             scatter = _scatter(batches)
             rows = sorted(batches, key=lambda one: one.ms(one.best) / one.ms(_PLUGIN))
@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     engines = [read(path) for path in parser.parse_args(arguments).results]
     alike = [list(some) for _, some in groupby(engines, lambda engine: engine.label)]
     sys.stdout.write("\n\n".join(part for some in alike for part in page(some)) + "\n")
-    found = [[one for engine in some for one in batches_of(engine, "prefill")] for some in alike]
+    found = [batches_of(some, "prefill") for some in alike]
     lows = (b.ratio(DEFAULT, _scatter(batches))[1] for batches in found for b in batches)
     return int(any(low > 1 + _TOLERATED for low in lows))
 
