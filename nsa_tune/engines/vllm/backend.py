@@ -59,12 +59,9 @@ def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] 
         )
         if dispatcher is None:
             return None
-        if facts.profile.has_indexer:
-            _check_measured(dispatcher, facts)
-        else:
-            _check_dense(dispatcher)
-            if not asked_for(DENSE_MLA):
-                raise LeftAlone(f"dense MLA is steered with {DENSE_MLA}=1 only")
+        _check_measured(dispatcher, facts)
+        if not (facts.profile.has_indexer or asked_for(DENSE_MLA)):
+            raise LeftAlone(f"dense MLA is steered with {DENSE_MLA}=1 only")
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"vLLM decides by itself: {reason}")
         return None
@@ -81,23 +78,15 @@ def _check_measured(dispatcher: Dispatcher, facts: Facts) -> None:
     Raises:
         LeftAlone: when it has not.
     """
-    setting, policy = dispatcher.setting, dispatcher.policies["prefill"]
-    if facts.layout is KVLayout.BF16 and setting.device.arch != "sm90":
+    point = "prefill"
+    arms: tuple[str, ...] = ("mla/flashmla_sparse",)
+    if not facts.profile.has_indexer:
+        point, arms = "dense_prefill", ("mla/fa3_paged", "mha/sgl_fa3", "mha/sgl_fa3_merged")
+    elif facts.layout is KVLayout.FP8_PACKED:
+        arms = ("mla/flashmla_kv", "mla/flashmla_sparse")
+    elif dispatcher.setting.device.arch != "sm90":
         # There a prefill may take MHA under a mask of the selection, which is not measured.
-        raise LeftAlone(f"nothing is measured for bf16 KV on {setting.device.arch}")
-    packed = facts.layout is KVLayout.FP8_PACKED
-    for arm in ("mla/flashmla_kv", "mla/flashmla_sparse") if packed else ("mla/flashmla_sparse",):
-        if policy.spread(arm) == inf:
-            raise LeftAlone(f"the table has no times of {arm}")
-
-
-def _check_dense(dispatcher: Dispatcher) -> None:
-    """The same of an engine that runs dense MLA.
-
-    Raises:
-        LeftAlone: when it has not.
-    """
-    policy = dispatcher.policies["dense_prefill"]
-    for arm in ("mla/fa3_paged", "mha/sgl_fa3", "mha/sgl_fa3_merged"):
-        if policy.spread(arm) == inf:
+        raise LeftAlone(f"nothing is measured for bf16 KV on {dispatcher.setting.device.arch}")
+    for arm in arms:
+        if dispatcher.policies[point].spread(arm) == inf:
             raise LeftAlone(f"the table has no times of {arm}")

@@ -24,7 +24,7 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.vllm import backend
-from nsa_tune.engines.vllm.backend import _check_dense
+from nsa_tune.engines.vllm.backend import _check_measured
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.facts import facts_of
 from nsa_tune.engines.vllm.prefill import ATTRIBUTE, around_build, steer
@@ -208,10 +208,12 @@ def test_kimi_k2_is_known_by_its_heads(wheel: Wheel) -> None:
 
 
 def test_a_table_without_the_engines_kernels_steers_nothing() -> None:
-    _check_dense(_table())
+    facts: Any = SimpleNamespace(profile=profile_of("deepseek-v3"))
+    _check_measured(_table(), facts)
     gaps = SimpleNamespace(spread=lambda arm: inf if arm == "mla/fa3_paged" else 0.1)
+    given: Any = SimpleNamespace(policies={"dense_prefill": gaps})
     with pytest.raises(LeftAlone, match="no times of mla/fa3_paged"):
-        _check_dense(SimpleNamespace(policies={"dense_prefill": gaps}))  # type: ignore[arg-type]
+        _check_measured(given, facts)
 
 
 def test_an_engine_is_steered_only_where_that_is_asked_for(
