@@ -16,6 +16,7 @@ from nsa_tune.engines.vllm.lengths import prefills_of
 from nsa_tune.engines.vllm.prefill import Prefill, around_build, steer
 from nsa_tune.engines.vllm.priced import priced
 from tests.engines.vllm.engine import (
+    LAYERS,
     Engine,
     builder_of,
     config,
@@ -119,7 +120,7 @@ def _row(
 
 def _steered(kind: type, given: Any, table: Dispatcher) -> Any:
     builder = builder_of(kind, given, fp8_use_mixed_batch=True)
-    facts = facts_of(builder)
+    facts = facts_of(builder, LAYERS)
     table = priced(table, facts.layers, facts.workspace_tokens)
     steer(builder, Prefill(builder, table, facts, None))
     return builder

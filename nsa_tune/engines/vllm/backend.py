@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -24,18 +24,21 @@ from nsa_tune.engines.vllm.priced import priced, priced_dense
 from nsa_tune.engines.vllm.ranks import agreed
 
 DENSE_MLA = "NSA_TUNE_DENSE_MLA"
-"""Environment variable: 1 steers dense MLA too, where no plug-in has run on a GPU yet."""
+"""Environment variable: 1 steers dense MLA too, which no GPU has shown to work yet."""
 
 
-def around_init(original: Callable[..., None], builder: Any, *rest: Any, **named: Any) -> None:
-    """The hook around a builder's constructor."""
-    original(builder, *rest, **named)
-    attempt("looking at a metadata builder", attach, builder)
+def around_init(
+    original: Callable[..., None], builder: Any, kv_cache_spec: Any, layer_names: Sequence[str],
+    *rest: Any, **named: Any,
+) -> None:  # fmt: skip
+    """The hook around a builder's constructor. Builders of dense MLA keep no names of layers."""
+    original(builder, kv_cache_spec, layer_names, *rest, **named)
+    attempt("looking at a metadata builder", attach, builder, layer_names)
 
 
-def attach(builder: Any) -> None:
+def attach(builder: Any, layer_names: Sequence[str]) -> None:
     """Steer `builder` as far as there are measurements for it, and say what comes of it."""
-    prepared = attempt("looking at a metadata builder", _prepared, builder)
+    prepared = attempt("looking at a metadata builder", _prepared, builder, layer_names)
     # Every rank says something, or the others would wait for it.
     alike = agreed(NOTHING if prepared is None else decides_by(prepared[1], prepared[0]))
     if prepared is None or not alike:
@@ -49,11 +52,13 @@ def attach(builder: Any) -> None:
     say_once(logging.INFO, f"{facts}: {what} by {dispatcher.source}")
 
 
-def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] | None:
+def _prepared(
+    builder: Any, layer_names: Sequence[str]
+) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] | None:
     """The facts of `builder`, the table that steers it, and what steers it; None, after a line that
     says why, where nothing does."""
     try:
-        facts = facts_of(builder)
+        facts = facts_of(builder, layer_names)
         dispatcher = opened(
             EDGE, VLLM_0_33_0, facts.profile.name, facts.heads, facts.kv_dtype, facts.layers
         )

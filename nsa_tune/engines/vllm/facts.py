@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -46,8 +46,8 @@ class Facts:
         return f"{self.profile.name}, {self.heads} local heads, {self.kv_dtype} KV"
 
 
-def facts_of(builder: Any) -> Facts:
-    """The facts of a sparse MLA builder that the engine has just made.
+def facts_of(builder: Any, layer_names: Sequence[str]) -> Facts:
+    """The facts of an MLA builder that the engine has just made for these layers.
 
     Raises:
         LeftAlone: for a model, a pool or a mode of operation that nothing was measured for.
@@ -60,7 +60,7 @@ def facts_of(builder: Any) -> Facts:
         profile,
         int(config.model_config.get_num_attention_heads(config.parallel_config)),
         layout,
-        _layers(builder),
+        _layers(config, layer_names),
         _decode_tokens(config),
         config.scheduler_config.max_num_batched_tokens,
         getattr(attention, "indexer_tp_shard_min_rows", _SHARD_TOKENS),
@@ -73,14 +73,14 @@ def _decode_tokens(config: Any) -> int:
     return int(import_module("vllm.v1.attention.backend").max_decode_query_len(config))
 
 
-def _layers(builder: Any) -> int:
-    """How many of the builder's layers are the model's, and not a draft model's.
+def _layers(config: Any, layer_names: Sequence[str]) -> int:
+    """How many of the layers are the model's, and not a draft model's.
 
     Raises:
         LeftAlone: when there is none.
     """
-    count: int = builder.vllm_config.model_config.hf_text_config.num_hidden_layers
-    numbers = [re.search(r"layers\.(\d+)\.", name) for name in builder.layer_names]
+    count: int = config.model_config.hf_text_config.num_hidden_layers
+    numbers = [re.search(r"layers\.(\d+)\.", name) for name in layer_names]
     layers = sum(number is not None and int(number[1]) < count for number in numbers)
     if not layers:
         raise LeftAlone("nothing is measured for the layers of a draft model")

@@ -22,8 +22,8 @@ from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.engines.vllm.facts import facts_of
 from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill, steer
 from nsa_tune.engines.vllm.priced import priced
+from tests.engines.vllm.engine import LAYERS, builder_of, config, stand_in_modules, step_of
 from tests.engines.vllm.engine import Engine as Sources
-from tests.engines.vllm.engine import builder_of, config, stand_in_modules, step_of
 from tests.engines.vllm.wheels import wheel_of
 from tests.engines.wheels import Unreachable, Wheel
 
@@ -149,7 +149,7 @@ def steered(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Any:
         baseline=VLLM_0_33_0, layers=61,
     )  # fmt: skip
     builder = builder_of(Sources(wheel).flashmla(hooked=True), config())
-    facts = facts_of(builder)
+    facts = facts_of(builder, LAYERS)
     priced_table = priced(table, facts.layers, facts.workspace_tokens)
     steer(builder, Prefill(builder, priced_table, facts, None))
     monkeypatch.setattr(_LLM, "builders", (_Indexers(), builder))

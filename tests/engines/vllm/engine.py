@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from nsa_tune.engines.plugin import wrapped
+from nsa_tune.engines.vllm.backend import around_init
 from nsa_tune.engines.vllm.prefill import around_build, around_capture
 from tests.engines.wheels import Wheel
 
@@ -26,6 +27,10 @@ FA3 = "vllm/v1/attention/backends/mla/flashattn_mla_sparse.py"
 COMMON = "vllm/model_executor/layers/attention/sparse_mla_attention.py"
 UTILS = "vllm/v1/attention/backends/utils.py"
 BACKEND = "vllm/v1/attention/backend.py"
+DENSE = "vllm/model_executor/layers/attention/mla_attention.py"
+FLASHATTN = "vllm/v1/attention/backends/mla/flashattn_mla.py"
+
+LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(61)]
 
 Lens = list[tuple[int, int]]
 """(prefix, new) of each request, in the order of the batch."""
@@ -106,6 +111,16 @@ class Engine:
         kind.metadata_cls = self.names["SparseMLACommonMetadata"]  # type: ignore[attr-defined]
         return kind
 
+    def dense(self, *, hooked: bool) -> type:
+        """The builder of dense MLA with FlashAttention, with its own constructors."""
+        base = self._class(BACKEND, "AttentionMetadataBuilder", _BASE, _Groups)
+        common = self._class(DENSE, "MLACommonMetadataBuilder", _DENSE, base)
+        _with_hooks(common, {"build": around_build} if hooked else {})
+        own = ["__init__", "_build_decode", "_schedule_decode"]
+        kind: Any = self._class(FLASHATTN, "FlashAttnMLAMetadataBuilder", own, common)
+        kind.query_len_support = _VARLEN.VARLEN
+        return _with_hooks(kind, {"__init__": around_init} if hooked else {})
+
     def _builder(self, hooked: bool) -> type:
         methods = ["build_for_cudagraph_capture", "build_for_drafting"]
         kind = self._class(BACKEND, "AttentionMetadataBuilder", methods, _Groups)
@@ -165,6 +180,12 @@ _DEFINITIONS = {
     COMMON: ("_use_dense_mha_prefill", "SparseMLAPrefillMetadata", "SparseMLACommonMetadata"),
     FLASHMLA: ("get_prefill_workspace_size", "FlashMLASparseMetadata"),
 }
+_BASE = ["__init__", "_init_reorder_batch_threshold", "build_for_drafting"]
+_DENSE = [
+    "__init__", "build", "build_for_cudagraph_capture", "_validate_dspark_dcp_support",
+    "determine_chunked_prefill_workspace_size", "determine_prefill_query_data_type",
+]  # fmt: skip
+_VARLEN = SimpleNamespace(VARLEN="varlen", SINGLE_ONLY="single", UNIFORM="uniform")
 _D = TypeVar("_D")
 
 
@@ -198,7 +219,16 @@ def _names() -> dict[str, Any]:
         "__name__": "dataclasses", "torch": _Torch(), "np": np, "dataclass": dataclass,
         "ClassVar": ClassVar, "MLACommonPrefillMetadata": _PrefillMetadata,
         "MLACommonMetadata": _Metadata, "MLACommonDecodeMetadata": object,
-        "get_mla_metadata": lambda: ("schedule", None),
+        "get_mla_metadata": lambda: ("schedule", None), "PIN_MEMORY": False,
+        "QueryLenSupport": _VARLEN, "get_dcp_group": lambda: SimpleNamespace(world_size=1),
+        "current_platform": SimpleNamespace(is_cuda=lambda: True), "MLADims": SimpleNamespace,
+        "get_num_attention_heads_from_layers": lambda *_: None,
+        "is_quantized_kv_cache": lambda dtype: False,
+        "align_mla_chunked_context_workspace_size": lambda _, size: size,
+        "build_mla_chunked_context_metadata": lambda **given: None,
+        "get_flash_attn_version": lambda: 3, "get_scheduler_metadata": lambda **given: None,
+        "envs": SimpleNamespace(VLLM_BATCH_INVARIANT=False), "abstractmethod": lambda one: one,
+        "FlashAttnMLAMetadata": SimpleNamespace, "FlashAttnMLADecodeMetadata": SimpleNamespace,
     }  # fmt: skip
 
 
@@ -243,7 +273,6 @@ def builder_of(kind: type, given: Any, **changes: Any) -> Any:
     attributes: dict[str, Any] = {
         "vllm_config": given,
         "model_config": given.model_config,
-        "layer_names": [f"model.layers.{i}.self_attn.attn" for i in range(61)],
         "device": torch.device("cpu"),
         "topk_tokens": 2048,
         "reorder_batch_threshold": {16: 128, 32: 128, 64: 256, 128: 256}.get(heads, 256),

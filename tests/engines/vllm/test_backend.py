@@ -21,6 +21,7 @@ from nsa_tune.engines.vllm.backend import around_init, attach
 from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill
 from tests.engines.sglang.tables import GPU, table_file
 from tests.engines.vllm.engine import (
+    LAYERS,
     Engine,
     builder_of,
     config,
@@ -66,7 +67,7 @@ def test_a_measured_builder_is_steered_and_says_by_what(
     caplog.set_level(logging.INFO)
     builder = _builder(engine)
     for _ in range(2):
-        attach(builder)
+        attach(builder, LAYERS)
 
     assert ATTRIBUTE in builder.__dict__
     (line,) = _said(caplog)
@@ -81,9 +82,9 @@ def test_a_measured_builder_is_steered_and_says_by_what(
 def test_the_constructors_hook_runs_it_first(engine: Engine) -> None:
     builder = _builder(engine)
     made: list[Any] = []
-    around_init(lambda one, *rest, **named: made.append((one, rest, named)), builder, 1, device=2)
+    around_init(lambda *rest, **named: made.append((rest, named)), builder, 1, LAYERS, device=2)
 
-    assert made == [(builder, (1,), {"device": 2})]
+    assert made == [((builder, 1, LAYERS), {"device": 2})]
     assert ATTRIBUTE in builder.__dict__
 
 
@@ -109,7 +110,7 @@ def test_what_is_not_measured_is_left_alone(
     engine: Engine, changes: Changes, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     builder = _builder(engine, **changes)
-    attach(builder)
+    attach(builder, LAYERS)
 
     assert ATTRIBUTE not in builder.__dict__
     assert _said(caplog) == [f"vLLM decides by itself: nothing is measured for {what}"]
@@ -121,7 +122,7 @@ def test_batch_invariant_mode_is_left_alone(
 ) -> None:
     _modules(monkeypatch, invariant=True)
     builder = _builder(engine)
-    attach(builder)
+    attach(builder, LAYERS)
 
     assert ATTRIBUTE not in builder.__dict__
     assert "batch-invariant mode" in caplog.text
@@ -132,8 +133,7 @@ def test_a_draft_models_builder_is_left_alone(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     builder = _builder(engine)
-    builder.layer_names = ["model.layers.61.self_attn.attn"]
-    attach(builder)
+    attach(builder, ["model.layers.61.self_attn.attn"])
 
     assert ATTRIBUTE not in builder.__dict__
     assert "the layers of a draft model" in caplog.text
@@ -145,7 +145,7 @@ def test_an_unknown_model_is_named_by_its_shape(
 ) -> None:
     builder = _builder(engine)
     builder.vllm_config.model_config.hf_text_config.index_topk = 512
-    attach(builder)
+    attach(builder, LAYERS)
 
     assert "no model profile has kv_lora_rank 512" in caplog.text
 
@@ -155,7 +155,7 @@ def test_without_a_table_nothing_is_steered(
 ) -> None:
     monkeypatch.setattr(nvml, "gpu_names", lambda: ())
     builder = _builder(engine)
-    attach(builder)
+    attach(builder, LAYERS)
 
     assert ATTRIBUTE not in builder.__dict__
 
@@ -169,7 +169,7 @@ def test_a_table_of_other_libraries_answers_within_the_limits_of_vllms(
     monkeypatch.setattr(detect, "driver_version", lambda: "1.0")
     monkeypatch.setattr(detect, "library_versions", lambda: (("vllm", "0.33.0"),))
     builder = _builder(engine)
-    attach(builder)
+    attach(builder, LAYERS)
     table = dispatchers.opened(EDGE, VLLM_0_33_0, "deepseek-v3.2", 128, "fp8", 61)
 
     assert ATTRIBUTE in builder.__dict__
@@ -220,7 +220,7 @@ def test_ranks_decide_alike_or_not_at_all(
 ) -> None:
     _modules(monkeypatch, group=_group(other))
     builder = _builder(engine)
-    attach(builder)
+    attach(builder, LAYERS)
 
     assert (ATTRIBUTE in builder.__dict__) is steered
     lines = [one for one in _said(caplog) if "ranks" in one]
@@ -238,7 +238,7 @@ def test_a_rank_without_a_table_tells_the_others(
 
     monkeypatch.setattr(nvml, "gpu_names", lambda: ())
     _modules(monkeypatch, group=_group(hear))
-    attach(_builder(engine))
+    attach(_builder(engine), LAYERS)
 
     assert said[0] == "no table"
     assert "tables differ" not in caplog.text
@@ -258,7 +258,7 @@ def test_a_rank_that_cannot_steer_tells_the_others(
     _modules(monkeypatch, group=_group(hear))
     builder = _builder(engine)
     monkeypatch.setattr(Prefill, "__init__", lambda *_: 1 / 0)
-    attach(builder)
+    attach(builder, LAYERS)
 
     assert said[0] == "no table"
     assert ATTRIBUTE not in builder.__dict__
@@ -273,7 +273,7 @@ def test_decisions_are_logged(
     monkeypatch.setenv("NSA_TUNE_LOG", str(path))
     process_log.cache_clear()
     builder = _builder(engine)
-    attach(builder)
+    attach(builder, LAYERS)
     builder.build(0, step_of([(900, 1), (0, 200)]))
     (decision,) = read_decisions(path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from dataclasses import dataclass
 from functools import cache
 from math import inf
 from random import Random
@@ -27,13 +26,14 @@ from nsa_tune.engines.vllm import backend
 from nsa_tune.engines.vllm.backend import _check_measured
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.facts import facts_of
-from nsa_tune.engines.vllm.prefill import ATTRIBUTE, around_build, steer
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE, steer
 from nsa_tune.engines.vllm.priced import LAUNCH_US, priced_dense
 from tests.engines.vllm.engine import (
-    UTILS,
+    DENSE,
+    FLASHATTN,
+    LAYERS,
+    Engine,
     Lens,
-    _executed,
-    _Torch,
     config,
     random_lens,
     stand_in_modules,
@@ -42,60 +42,33 @@ from tests.engines.vllm.engine import (
 from tests.engines.wheels import Wheel
 from tests.reports.synthetic import H100
 
-_FILE = "vllm/model_executor/layers/attention/mla_attention.py"
-_FLASHATTN = "vllm/v1/attention/backends/mla/flashattn_mla.py"
-_VARLEN = SimpleNamespace(VARLEN="varlen", SINGLE_ONLY="single", UNIFORM="uniform")
 
-
-@dataclass
-class _Prefill:
-    query_lens_cpu: Any
-    max_query_len: int = 0
-
-    @classmethod
-    def of(cls, **given: Any) -> _Prefill:
-        return cls(given["query_lens_cpu"])
-
-
-def _text(heads: int = 128) -> Any:
-    return SimpleNamespace(
+def _given(heads: int = 128) -> Any:
+    """A configuration as far as the constructors and `build` read it."""
+    text = SimpleNamespace(
         kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         num_hidden_layers=61, num_attention_heads=heads,
     )  # fmt: skip
-
-
-def _kind(wheel: Wheel) -> type:
-    """FlashAttention's builder with the wheel's own `build`, hooked as the plug-in does it."""
-    names = {
-        "__name__": "dataclasses", "torch": _Torch(), "PIN_MEMORY": False,
-        "QueryLenSupport": _VARLEN, "MLACommonPrefillMetadata": _Prefill.of,
-        "build_mla_chunked_context_metadata": lambda **given: None,
-    }  # fmt: skip
-    split = wheel.definition(UTILS, "split_decodes_and_prefills")
-    build = wheel.definition(_FILE, "MLACommonMetadataBuilder.build")
-    found = _executed([split, build], names)
-    return type("Builder", (), {"build": found["build"], "query_len_support": _VARLEN.VARLEN})
-
-
-def _builder(wheel: Wheel, *, heads: int = 128, **changes: Any) -> Any:
-    given = config(text=_text(heads), cache_dtype="auto", **changes)
-    builder: Any = _kind(wheel)()
+    given = config(text=text, cache_dtype="auto")
     mha = SimpleNamespace(prepare_metadata=lambda prefill: None, get_name=lambda: "FLASH_ATTN")
+    layer = SimpleNamespace(**vars(text), q_lora_rank=1536)
+    layer.prefill_backend = SimpleNamespace(clone=lambda: mha)
+    modes = SimpleNamespace(has_full_cudagraphs=lambda: False)
+    given.compilation_config = SimpleNamespace(
+        static_forward_context=dict.fromkeys(LAYERS, layer), cudagraph_mode=modes,
+        max_cudagraph_capture_size=512,
+    )  # fmt: skip
+    given.cache_config.block_size = 64
+    given.parallel_config.cp_kv_cache_interleave_size = 1
+    given.attention_config.use_prefill_query_quantization = False
     given.model_config.get_head_size = lambda: 576
-    given.attention_config.trtllm_ragged_backend = ""
-    attributes: dict[str, Any] = {
-        "vllm_config": given, "model_config": given.model_config, "device": torch.device("cpu"),
-        "layer_names": [f"model.layers.{i}.self_attn.attn" for i in range(61)],
-        "reorder_batch_threshold": 512, "use_pcp": False, "dcp_world_size": 1, "page_size": 64,
-        "chunked_prefill_workspace": None, "chunked_prefill_workspace_size": 65536,
-        "dcp_local_block_size": 1, "dcp_virtual_block_size": 1, "dcp_manager": None,
-        "q_data_type": torch.bfloat16, "_prefill_backend": mha,
-        "_build_decode": lambda **decode: SimpleNamespace(**decode),
-        "metadata_cls": lambda **metadata: SimpleNamespace(**metadata),
-    }  # fmt: skip
-    for name, value in attributes.items():
-        setattr(builder, name, value)
-    return builder
+    return given
+
+
+def _builder(wheel: Wheel, *, hooked: bool = False, heads: int = 128) -> Any:
+    """FlashAttention's builder as vLLM's runner makes it, by the wheel's own constructors."""
+    spec = SimpleNamespace(block_size=64, dtype=torch.bfloat16)
+    return Engine(wheel).dense(hooked=hooked)(spec, LAYERS, _given(heads), torch.device("cpu"))
 
 
 @cache
@@ -130,17 +103,14 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> None:
 def _built(builder: Any, lens: Lens, **changes: Any) -> tuple[int, list[int]]:
     """How many requests are decodes, and the new tokens of the prefills."""
 
-    def original(builder: Any, prefix: int, batch: Any, fast: bool) -> Any:
-        return type(builder).build(builder, prefix, batch, fast)
-
-    metadata = around_build(original, builder, 0, step_of(lens, **changes))
+    metadata = builder.build(0, step_of(lens, **changes))
     prefill = metadata.prefill
     return metadata.num_decodes, [] if prefill is None else prefill.query_lens_cpu.tolist()
 
 
 def _steered(wheel: Wheel) -> Any:
-    builder = _builder(wheel)
-    facts = facts_of(builder)
+    builder = _builder(wheel, hooked=True)
+    facts = facts_of(builder, LAYERS)
     table = priced_dense(_table(), facts.layers)
     steer(builder, DensePrefill(table, facts))
     return builder
@@ -203,8 +173,8 @@ def test_steps_without_a_prefill_and_without_lengths_are_vllms_own(wheel: Wheel)
 
 
 def test_kimi_k2_is_known_by_its_heads(wheel: Wheel) -> None:
-    assert facts_of(_builder(wheel)).profile.name == "deepseek-v3"
-    assert facts_of(_builder(wheel, heads=64)).profile.name == "kimi-k2"
+    assert facts_of(_builder(wheel), LAYERS).profile.name == "deepseek-v3"
+    assert facts_of(_builder(wheel, heads=64), LAYERS).profile.name == "kimi-k2"
 
 
 def test_a_table_without_the_engines_kernels_steers_nothing() -> None:
@@ -216,25 +186,25 @@ def test_a_table_without_the_engines_kernels_steers_nothing() -> None:
         _check_measured(given, facts)
 
 
-def test_an_engine_is_steered_only_where_that_is_asked_for(
-    newest: Wheel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_engine_is_steered_from_its_constructor_on_only_where_that_is_asked_for(
+    wheel: Wheel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(backend, "opened", lambda *given: _table())
-    monkeypatch.setattr(backend, "agreed", lambda decides: True)
-    builder = _builder(newest)
+    builder = _builder(wheel, hooked=True)
 
-    backend.attach(builder)
     assert ATTRIBUTE not in vars(builder)
     assert "NSA_TUNE_DENSE_MLA=1" in caplog.text
+    assert _built(builder, [(8192, 400)]) == (1, [])
 
     monkeypatch.setenv("NSA_TUNE_DENSE_MLA", "1")
-    backend.attach(builder)
+    builder = _builder(wheel, hooked=True)
     assert isinstance(vars(builder)[ATTRIBUTE], DensePrefill)
+    assert _built(builder, [(8192, 400)]) == (0, [400])
 
 
 def test_graphs_are_captured_through_the_base_class(wheel: Wheel) -> None:
-    whole = ast.unparse(wheel.definition(_FILE, "MLACommonMetadataBuilder"))
+    whole = ast.unparse(wheel.definition(DENSE, "MLACommonMetadataBuilder"))
 
     assert "assert m.max_query_len <= self.reorder_batch_threshold" in whole
-    builder = ast.unparse(wheel.definition(_FLASHATTN, "FlashAttnMLAMetadataBuilder"))
+    builder = ast.unparse(wheel.definition(FLASHATTN, "FlashAttnMLAMetadataBuilder"))
     assert "def build(" not in builder

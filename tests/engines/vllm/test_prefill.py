@@ -16,6 +16,7 @@ from nsa_tune.engines.vllm.facts import Facts, facts_of
 from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill, steer
 from nsa_tune.engines.vllm.priced import priced
 from tests.engines.vllm.engine import (
+    LAYERS,
     Engine,
     Lens,
     builder_of,
@@ -56,7 +57,7 @@ def _table(heads: int, kv_dtype: str) -> Dispatcher:
 
 
 def _steered(builder: Any, kv_dtype: str = "fp8", **changes: Any) -> tuple[Facts, Dispatcher]:
-    facts = facts_of(builder)
+    facts = facts_of(builder, LAYERS)
     table = priced(_table(facts.heads, kv_dtype), facts.layers, facts.workspace_tokens)
     steer(builder, Prefill(builder, table, facts, changes.get("log")))
     return facts, table
@@ -132,7 +133,7 @@ def test_the_decode_kernel_as_vllm_calls_it_is_the_decode_kernel(engine: Engine)
     given = config(heads=32)
     plain = builder_of(engine.flashmla(hooked=False), given)
     builder = builder_of(engine.flashmla(hooked=True), given)
-    facts = facts_of(builder)
+    facts = facts_of(builder, LAYERS)
     table = priced(_fast_mixed_calls(), facts.layers, facts.workspace_tokens)
     steer(builder, Prefill(builder, table, facts, None))
     lens: Lens = [(30720, 160)]
