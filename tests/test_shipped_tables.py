@@ -42,15 +42,15 @@ LATER = dict(held_out_tables(FOLDER / "later.zip"))
 DENSE = {
     path.stem: path for path in shipped() if path.stem.split("_")[1] in ("deepseek-v3", "kimi-k2")
 }
-DENSE_FILES = [FOLDER / "h200_seed6161.zip"]
+DENSE_FILES = [FOLDER / "h200_seed7171.zip"]
 DENSE_BOUNDS = {
     "prefill_path": (0.2, 15), "mha_kernel": (0.4, 20), "absorbed_prefill": (0.6, 30),
     "decode": (0.6, 15),
 }  # fmt: skip
 """Mean and worst regret of batches left out, near ties among them, in percent."""
 DENSE_HELD_OUT_BOUNDS = {
-    "prefill_path": (0.1, 3), "mha_kernel": (0.5, 10), "absorbed_prefill": (0.5, 10),
-    "decode": (0.6, 10),
+    "prefill_path": (0.1, 3), "mha_kernel": (0.5, 10), "absorbed_prefill": (0.6, 10),
+    "decode": (0.5, 10),
 }  # fmt: skip
 """The same of batches held out."""
 QUESTIONS = {
@@ -333,8 +333,8 @@ def test_dense_mla_is_answered_well_on_batches_that_its_tables_never_saw() -> No
     assert len(found) == 16
     for question, name, losses in found:
         mean, worst = DENSE_HELD_OUT_BOUNDS[question]
-        assert len(losses) == 60
-        assert 100 * sum(losses) / 60 < mean and 100 * max(losses) < worst, (question, name)
+        assert len(losses) == (29 if "v3_h128" in name else 60)
+        assert 100 * sum(losses) < mean * len(losses) and 100 * max(losses) < worst, name + question
 
 
 def test_held_out_batches_are_all_different() -> None:
