@@ -25,7 +25,8 @@ def prefills_of(starts: Any, lens: Any, decode_tokens: int) -> Prefills | None:
     """The requests from the first one on that has more than `decode_tokens` new tokens.
 
     None where there is no such request, or where one among them has no new token, as a padded step
-    has at its end.
+    has at its end; with drafts, also where one has no more than a decode. It may be one, behind a
+    request that was preempted, and the host then knows no more than a bound of its length.
 
     Args:
         starts: [requests + 1] int32 on the host: where each request's new tokens begin.
@@ -37,5 +38,6 @@ def prefills_of(starts: Any, lens: Any, decode_tokens: int) -> Prefills | None:
     first = next((i for i, new in enumerate(new_lens) if new > decode_tokens), len(new_lens))
     new_lens = new_lens[first:]
     prefix_lens = list(map(sub, lens.tolist()[first:], new_lens))
-    sums = None if 0 in new_lens else sums_of(prefix_lens, new_lens)
+    too_few = decode_tokens if decode_tokens > 1 else 0
+    sums = None if min(new_lens, default=0) <= too_few else sums_of(prefix_lens, new_lens)
     return None if sums is None else Prefills(sums, prefix_lens, new_lens, first > 0, begins[-1])

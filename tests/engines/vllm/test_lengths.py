@@ -28,7 +28,7 @@ def _prefills_of(prefixes: list[int], news: list[int], decode_tokens: int) -> Pr
 def test_prefills_are_what_comes_behind_the_decodes(
     data: st.DataObject, decode_tokens: int, padded: bool
 ) -> None:
-    """Behind the first longer request others may be as short as a decode."""
+    """Behind the first longer request others may be as short as a decode, but not with drafts."""
     decodes = data.draw(st.lists(st.integers(1, decode_tokens), max_size=4))
     extends = data.draw(st.lists(st.integers(1, 9000), max_size=4))
     news = [*decodes, *extends, *[0] * padded]
@@ -39,7 +39,7 @@ def test_prefills_are_what_comes_behind_the_decodes(
 
     prefills = _prefills_of(prefixes, news, decode_tokens)
 
-    if first is None or padded:
+    if first is None or padded or min(news[first:]) <= decode_tokens > 1:
         assert prefills is None
         return
     before, behind = prefixes[first:], news[first:]
