@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times import remembered
@@ -22,13 +23,14 @@ _MAY_DIFFER = frozenset({
 """Fields of the key in which a prior's may differ from this engine's. The heads are of one rank, so
 what another number of ranks adds is the all-reduce, to every way. Of whole-pass graphs few are
 timed, and between them times are interpolated."""
-_OF_ROWS = frozenset({"decode_sizes", "draft_tokens"})
-"""Fields that say something of decode graphs only. With speculative decoding passes return hidden
-states besides."""
+_SIZES = frozenset({"prefill_sizes", "decode_sizes"})
+"""A graph takes the same whichever others there are. Sizes unknown there are measured here."""
+_DRAFTS = "draft_tokens"
+"""Says something of decode graphs only. With drafts passes return hidden states besides."""
+_USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER)
 _SPREAD, _HOST_SPREAD = 1.15, 2.0
 """By so many times the factors of one way, and those of the host, may differ from each other: in
 one start the same launches took 130 ms and 193."""
-
 _UNHINDERED = 2.0
 """A pass that takes so many times its launches does not wait for a slower host either."""
 
@@ -41,41 +43,43 @@ def place_of(time: PassTime) -> Place:
     return time.mode, time.q_tokens, time.context, time.selects, time.padding
 
 
-def prior(key: Mapping[str, object], table: str | None) -> PassTimes | None:
+def prior(key: Mapping[str, Any], table: str | None) -> PassTimes | None:
     """Times that may hold for an engine of this key and table: of all that fit the newest.
 
-    Ways of which they cannot tell are left out: decode graphs where these have other rows, the
-    table's kernels where another table chose them.
+    Passes of which they cannot tell are left out: those of sizes that it has no graphs of, decode
+    graphs where these verify drafts, the table's kernels where another table chose them.
     """
 
-    def differing(other: Mapping[str, object]) -> frozenset[str]:
-        names = key.keys() | other.keys()
-        return frozenset(name for name in names if key.get(name) != other.get(name))
+    def within(may: frozenset[str]) -> Callable[[Mapping[str, object]], bool]:
+        return lambda other: all(key.get(at) == other.get(at) for at in {*key, *other} - may)
 
-    kept = remembered.newest(lambda other: differing(other) <= _MAY_DIFFER) or remembered.newest(
-        lambda other: differing(other) <= _MAY_DIFFER | _OF_ROWS
-    )
+    fits = map(within, (_MAY_DIFFER, _MAY_DIFFER | _SIZES, _MAY_DIFFER | _SIZES | {_DRAFTS}))
+    kept = next(filter(None, map(remembered.newest, fits)), None)
     if kept is None:
         return None
     known = kept[1]
-    left_out = {PassMode.DECODE_GRAPH} if differing(known.key) & _OF_ROWS else set()
+    usual = dict.fromkeys(_USUAL, key["prefill_sizes"])
+    graphs = {**usual, PassMode.DECODE_GRAPH: key["decode_sizes"], **key["whole_pass_sizes"]}
+    if known.key.get(_DRAFTS) != key.get(_DRAFTS):
+        del graphs[PassMode.DECODE_GRAPH]
     if known.table != table:
-        left_out.add(PassMode.TABLE_KERNEL)
-    times = [time for time in known.times if time.mode not in left_out]
+        del graphs[PassMode.TABLE_KERNEL]
+    times = [time for time in known.times if time.q_tokens in graphs.get(time.mode, ())]
     return PassTimes(known.key, times, table) if times else None
 
 
 def wanted(
     known: Sequence[PassTime], off: frozenset[PassMode], *, table: bool
 ) -> Callable[[Place], bool]:
-    """Which passes to measure: the anchors, and all of ways of which no time is known.
+    """Which passes to measure: the anchors, and all of ways and sizes of which no time is known.
 
     `table`: whether one chooses kernels here.
     """
-    places, ways = anchors(known, off), {time.mode for time in known}
-    if not table:
-        ways.add(PassMode.TABLE_KERNEL)
-    return lambda place: place in places or place[0] not in ways
+    places, sizes = anchors(known, off), {(time.mode, time.q_tokens) for time in known}
+    if not table or any(mode is PassMode.TABLE_KERNEL for mode, _ in sizes):
+        # Where the table's kernel is SGLang's own, it was not timed.
+        sizes |= {(PassMode.TABLE_KERNEL, size) for way, size in sizes if way is PassMode.ENGINE}
+    return lambda place: place in places or place[:2] not in sizes
 
 
 def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Place]:
@@ -88,7 +92,9 @@ def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Pl
     places = set()
     for group, passes in groups.items():
         clear = [one for one in passes if one.pass_us >= _UNHINDERED * (one.host_us or 0.0)]
-        chosen = sorted(clear or passes, key=lambda time: time.pass_us)
+        # Elsewhere a slower host may hold up those that hardly wait here.
+        passes.sort(key=lambda time: (time.host_us or 0.0) / time.pass_us)
+        chosen = sorted(clear or passes[: 2 if group else None], key=lambda time: time.pass_us)
         third = len(chosen) // 3
         at = (0, len(chosen) // 2) if group else (0, third, 2 * third)
         places |= {place_of(chosen[i]) for i in at}
@@ -100,7 +106,7 @@ def rescaled(
 ) -> list[PassTime] | None:
     """The known times, scaled by those that were measured here; None where they do not hold.
 
-    Ways of which no time is known have those that were measured.
+    Passes of which no time is known have those that were measured.
     """
     here = {place_of(time): time for time in measured}
     kept = [time for time in known if time.mode not in off]
@@ -117,7 +123,8 @@ def rescaled(
     # One measured launch may be half off, and would stand out among those that are scaled.
     exact = {place: time for place, time in here.items() if not time.waits}
     times = [exact.get(place_of(time)) or _scaled(time, scales) for time in kept]
-    return times + [time for time in measured if time.mode not in {one.mode for one in known}]
+    places = set(map(place_of, known))
+    return times + [time for place, time in here.items() if place not in places]
 
 
 _Group = PassMode | None

@@ -22,13 +22,10 @@ from nsa_tune.engines.sglang.pass_mode.times.priors import (
 
 ENGINE, DECODE = PassMode.ENGINE, PassMode.DECODE_GRAPH
 KEY = {
-    "gpu": "NVIDIA H200",
-    "tp_size": 1,
-    "sglang": "0.5.23",
-    "torch": "2.14.1",
-    "cpu": "a Xeon",
-    "heads": 16,
-}
+    "gpu": "NVIDIA H200", "tp_size": 1, "sglang": "0.5.23", "torch": "2.14.1", "cpu": "a Xeon",
+    "heads": 16, "prefill_sizes": [64, 512, 1024, 2048], "decode_sizes": [8, 64],
+    "whole_pass_sizes": {},
+}  # fmt: skip
 KNOWN = [
     *(PassTime(ENGINE, size, 100, 1000.0 * size, False, 500.0) for size in (64, 512, 1024, 2048)),
     PassTime(ENGINE, 2048, 100, 99.0, padding=1000),
@@ -56,7 +53,7 @@ def _here(known: Iterable[PassTime], **factors: float) -> list[PassTime]:
     [
         ({}, True), ({"sglang": "0.5.24", "torch": "2.15.0"}, True), ({"cpu": "an EPYC"}, True),
         ({"tp_size": 8}, True), ({"whole_pass_sizes": {"dense_graph": [64]}}, True),
-        ({"decode_sizes": [4, 32], "draft_tokens": 4}, True),
+        ({"decode_sizes": [4, 32], "draft_tokens": 4}, True), ({"prefill_sizes": [64]}, True),
         ({"heads": 32}, False), ({"new": 1}, False),
     ],
 )  # fmt: skip
@@ -82,24 +79,40 @@ def test_under_another_table_only_its_kernels_are_measured() -> None:
     assert rescaled(KNOWN, measured, NONE) == [*KNOWN, *kernels]
 
 
-def test_with_other_decode_graphs_only_these_are_measured() -> None:
-    """As with speculative decoding, whose graphs verify four tokens a request."""
+def test_of_decode_graphs_that_verify_drafts_all_are_measured() -> None:
     assert remembered.save(PassTimes(KEY, KNOWN, None))
-    verified = [PassTime(DECODE, size, 100, 110.0 * size) for size in (32, 256, 512)]
+    found = prior(KEY | {"draft_tokens": 4, "decode_sizes": [8, 256]}, None)
 
-    found = prior(KEY | {"draft_tokens": 4, "decode_sizes": [32, 256, 512]}, None)
-    assert found is not None and {time.mode for time in found.times} == {ENGINE}
+    assert found is not None and [*found.times] == KNOWN[:5]
     only = wanted(found.times, NONE, table=False)
-    assert all(only(place_of(time)) for time in verified)
-    assert not only(place_of(KNOWN[1])) and only(place_of(KNOWN[0]))
-    measured = [*_here(found.times, engine=1.1), *verified]
-    times = rescaled(found.times, measured, NONE)
-    assert times is not None and times[-3:] == verified
-    assert times[1].pass_us == pytest.approx(1.1 * KNOWN[1].pass_us)
+    assert only(place_of(KNOWN[-1])) and not only(place_of(KNOWN[1])) and only(place_of(KNOWN[0]))
 
 
-def test_an_engine_with_the_same_decode_graphs_comes_first() -> None:
-    for key in (KEY, KEY | {"sglang": "0.5.24", "draft_tokens": 4}):
+def test_of_graphs_of_other_sizes_only_these_are_measured() -> None:
+    assert remembered.save(PassTimes(KEY, KNOWN, None))
+    found = prior(KEY | {"prefill_sizes": [64, 1024, 4096], "decode_sizes": [8, 16]}, None)
+
+    assert found is not None and [time.q_tokens for time in found.times] == [64, 1024, 8]
+    new = replace(KNOWN[0], q_tokens=4096)
+    only = wanted(found.times, NONE, table=False)
+    for size, measured in ((4096, True), (1024, False)):
+        kernel = replace(new, mode=PassMode.TABLE_KERNEL, q_tokens=size)
+        assert only(place_of(kernel)) == measured
+    times = rescaled(found.times, [*_here(found.times, engine=1.1, decode_graph=1.0), new], NONE)
+    assert times is not None and [time.q_tokens for time in times] == [64, 1024, 8, 4096]
+    assert times[0].pass_us == pytest.approx(1.1 * KNOWN[0].pass_us)
+
+
+def test_ways_that_have_no_graphs_here_spoil_nothing() -> None:
+    dense = replace(KNOWN[1], mode=PassMode.DENSE_GRAPH)
+    assert remembered.save(PassTimes(KEY, [*KNOWN, dense], None))
+    found = prior(KEY | {"decode_sizes": []}, None)
+    assert found is not None and [*found.times] == KNOWN[:5]
+
+
+def test_an_engine_with_the_same_graphs_comes_first() -> None:
+    for changes in ({}, {"draft_tokens": 4}, {"prefill_sizes": [64, 2048]}, {"decode_sizes": [8]}):
+        key = KEY | {"sglang": "0.5.24" if changes else "0.5.23"} | changes
         assert remembered.save(PassTimes(key, KNOWN, None))
 
     found = prior(KEY | {"sglang": "0.5.25"}, None)
@@ -107,13 +120,10 @@ def test_an_engine_with_the_same_decode_graphs_comes_first() -> None:
 
 
 def test_nothing_but_kernels_is_no_prior() -> None:
+    assert prior(KEY, None) is None
     kernels = [replace(time, mode=PassMode.TABLE_KERNEL) for time in KNOWN[:5]]
     assert remembered.save(PassTimes(KEY, kernels, "a table"))
     assert prior(KEY, "another table") is None
-
-
-def test_nothing_is_known_at_first() -> None:
-    assert prior(KEY, None) is None
 
 
 def test_of_each_way_two_passes_are_measured() -> None:
