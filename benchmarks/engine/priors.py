@@ -3,8 +3,8 @@
     python -m benchmarks.engine.priors DATA/nsa-tune/pass-times --out nsa_tune/tables/pass-times
     python -m benchmarks.engine.priors RESULT.json --out nsa_tune/tables/passes
 
-Of starts, which are in a folder, only those count that had SGLang's own graph sizes: the sizes are
-part of a key, which nobody else's engine would have.
+Of starts, which are in a folder, only those count that had graphs of all sizes that are measured
+with SGLang's own list: others would not fit anybody's engine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 __all__ = ["main", "name_of", "passes_of"]
 
-_LAYERS = {"deepseek-v3.2": 61, "glm-5": 78}
-_LARGEST = 8192
-"""Tokens of SGLang's largest prefill graph."""
+_LAYERS = {"deepseek-v3.2": 61, "deepseek-v3": 61, "glm-5": 78}
+_MEASURED = [64 << i for i in range(8)]
+"""Tokens of the prefill graphs that are measured with SGLang's own list."""
 
 
 def name_of(key: Mapping[str, object]) -> str:
@@ -39,7 +39,7 @@ def _unfit(key: Mapping[str, object]) -> str | None:
     if key["layers"] != _LAYERS.get(str(key["model"])):
         return f"it has {key['layers']} layers"
     sizes = key["prefill_sizes"]
-    if not isinstance(sizes, list) or max(sizes) != _LARGEST or len(sizes) < 50:
+    if not isinstance(sizes, list) or max(sizes) != _MEASURED[-1] or set(_MEASURED) - set(sizes):
         return f"its prefill graphs are not SGLang's own: {sizes}"
     return None
 

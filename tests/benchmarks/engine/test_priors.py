@@ -15,7 +15,7 @@ from nsa_tune.reports.traffic.engine_passes import EnginePasses
 
 _KEY: dict[str, Any] = {
     "gpu": "NVIDIA H200", "sglang": "0.5.23", "model": "deepseek-v3.2", "layers": 61, "heads": 16,
-    "kv_dtype": "bf16", "draft_tokens": None, "prefill_sizes": [*range(64, 8256, 128), 8192],
+    "kv_dtype": "bf16", "draft_tokens": None, "prefill_sizes": [64 << i for i in range(8)],
 }  # fmt: skip
 _TIMES = (PassTime(PassMode.ENGINE, 64, 33, 15e3),)
 
