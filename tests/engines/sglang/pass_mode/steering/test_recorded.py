@@ -30,6 +30,7 @@ _RESULTS_OF = {
     "bf16": "bf16", "fp8": "fp8", "bf16_sparse": "bf16_behind_prefixes",
     "bf16_61_layers": "bf16_all_ways", "fp8_61_layers": "fp8_all_ways",
     "bf16_61_layers_later": "bf16_all_ways_later", "fp8_61_layers_later": "fp8_all_ways_later",
+    "bf16_61_layers_rest": "bf16_all_ways_rest", "fp8_61_layers_rest": "fp8_all_ways_rest",
 }  # fmt: skip
 """What was measured with recorded times, by their name."""
 
@@ -114,18 +115,11 @@ def test_estimates_of_sglangs_own_way_are_near_where_graphs_tell_what_the_gpu_do
     assert median(off) < 0.07 and sorted(off)[-2] < 0.2
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "most"),
-    [
-        ("bf16_61_layers", 1.01),
-        ("fp8_61_layers", 1.01),
-        # 16896+2029 leaves 3 % to the table's kernel, which waited for the host at the start.
-        ("bf16_61_layers_later", 1.04),
-        ("fp8_61_layers_later", 1.01),
-    ],
-)
-def test_no_random_batch_loses_to_another_way(kv_dtype: str, most: float) -> None:
-    """Each ran in every way, in an engine of 61 layers whose host was slow at its start."""
+@pytest.mark.parametrize("kv_dtype", [name for name in _RESULTS_OF if "61" in name])
+def test_no_random_batch_loses_to_another_way(kv_dtype: str) -> None:
+    """Each ran in every way (the rest in flags alone) in an engine whose host was slow at first."""
+    # 16896+2029 leaves 3 % to the table's kernel, which waited for the host at the start.
+    most = 1.04 if kv_dtype == "bf16_61_layers_later" else 1.01
     path = _RESULTS / f"h200_sglang-0.5.23_deepseek-v3.2_h16_{_RESULTS_OF[kv_dtype]}.json"
     times = _times(kv_dtype)
     for row in json.loads(path.read_text(encoding="utf-8"))["tests"]["prefill"]:
