@@ -77,34 +77,38 @@ class Pass:
     """Duration of each of them."""
     launch_s: float = 0.0
     """Seconds that the host is busy to launch a prefill."""
+    unqueued: float = 0.0
+    """Part of it that must have run until the last of it is launched."""
     sums: tuple[int, int, int, int, int] = field(init=False)
     """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what `batch`
     has, at less cost. In a decode kv may be off by one a sequence, and the longest is the mean."""
 
     def __post_init__(self) -> None:
-        self.sums = self._summed()
+        if self.lens:
+            new = sum([n for _, n in self.lens])
+            pairs = sum([n * p + n * (n + 1) // 2 for p, n in self.lens])
+            kvs = [p + n for p, n in self.lens]
+            self.sums = len(self.lens), new, sum(kvs), max(kvs), pairs
+        else:
+            running, next_n = self._running, self._running.engine.next_n
+            size, kv = len(running.heap), running.contexts(self._step)
+            pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
+            self.sums = size, size * next_n, kv, kv // size, pairs
 
     @property
     def is_extend(self) -> bool:
         """Whether it is a prefill."""
         return bool(self.lens)
 
-    def _summed(self) -> tuple[int, int, int, int, int]:
-        if self.lens:
-            new = sum([n for _, n in self.lens])
-            pairs = sum([n * p + n * (n + 1) // 2 for p, n in self.lens])
-            kvs = [p + n for p, n in self.lens]
-            return len(self.lens), new, sum(kvs), max(kvs), pairs
-        running, step = self._running, self._step
-        size, next_n, kv = len(running.heap), running.engine.next_n, running.contexts(step)
-        pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
-        return size, size * next_n, kv, kv // size, pairs
-
     def batch(self) -> Batch:
         """The batch of the pass."""
         if self.lens:
             return Batch.extend([p for p, _ in self.lens], [n for _, n in self.lens])
-        contexts, next_n = self._running.lengths(self._step), self._running.engine.next_n
+        next_n, kept = self._running.engine.next_n, self._running.engine.kept
+        contexts = [
+            request.input_tokens + floor((self._step - request.step) * kept) + next_n
+            for request in sorted(self._running.heap)
+        ]
         return Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
 
 
@@ -159,13 +163,6 @@ class _Running:
     def contexts(self, step: int) -> int:
         """The sum of the context lengths in decode pass `step`."""
         return round(self._total + len(self.heap) * (step * self._kept))
-
-    def lengths(self, step: int) -> list[int]:
-        """Each context length in decode pass `step`, including the tokens to verify."""
-        return [
-            request.input_tokens + floor((step - request.step) * self._kept) + self._next_n
-            for request in sorted(self.heap)
-        ]
 
 
 class _Waiting:
@@ -229,7 +226,7 @@ def simulated(
         forward = Pass(running, step, now, lens)
         forward.seconds = seconds(forward)
         if late:  # first tokens are handed over when the next pass has been launched
-            handed_s = now + max(forward.launch_s - spare_s, 0.0)
+            handed_s = now + max(forward.launch_s - spare_s, forward.unqueued * forward.seconds)
             first_s |= {number: handed_s for number, _ in late}
             latencies.first_token_s += [handed_s - arrival_s for _, arrival_s in late]
         spare_s = max(forward.seconds - forward.launch_s, 0.0)

@@ -21,6 +21,7 @@ _MOST_ROWS = 512
 """Rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more."""
 Sums = tuple[int, int, int, int, int]
 """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs of a pass."""
+_QUEUED_LAYERS = 34  # that wait for the GPU at most, as CUDA queues 1024 launches: 31 to 38
 _FEWEST = 8
 """Measured passes that a model needs."""
 _CELLS = 8
@@ -55,6 +56,7 @@ class PassPrices:
         self.graph_tokens, self.given, self.between_s = graph_tokens, given, between_s
         setting = attention.setting
         self._topk = setting.profile.index_topk
+        self.unqueued = max(1 - _QUEUED_LAYERS / setting.sharing, 0.0)
         self._choice = Choice(GRAPH_SIZES, self._topk, {}, ())
         self.setups = attention.setups
         self.model: NonAttentionModel | None = None

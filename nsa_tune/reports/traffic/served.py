@@ -65,6 +65,7 @@ def served(
         price = prices.of(forward).price
         pass_us = price.us[setups.prefill if forward.is_extend else setups.decode]
         forward.launch_s = factor * price.launch_us[setups.prefill == PLUGIN] / 1e6
+        forward.unqueued = prices.prices.unqueued * (forward.launch_s > 0)
         return factor * pass_us / 1e6 + prices.prices.between_s
 
     clock = stated_s if prices.prices.model is None else seconds

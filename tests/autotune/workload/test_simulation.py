@@ -164,14 +164,16 @@ def test_the_first_token_comes_when_the_last_chunk_ends() -> None:
 def test_a_first_token_is_handed_over_when_the_next_prefill_is_launched() -> None:
     found = [TraceRequest(0.0, 100, 1), TraceRequest(0.005, 100, 1)]
 
-    waits = latencies(found, ENGINE, 0.007).first_token_s
+    for launched, first_s in (((0.007, 0.0), 0.014), ((0.007, 0.5), 0.015)):
+        waits = latencies(found, ENGINE, launched).first_token_s
+        assert [round(wait, 6) for wait in waits] == [first_s, 0.015]
 
-    assert [round(wait, 6) for wait in waits] == [0.014, 0.015]
 
-
-def latencies(found: list[TraceRequest], engine: SchedulerConfig, launch_s: float = 0) -> Latencies:
+def latencies(
+    found: list[TraceRequest], engine: SchedulerConfig, launched: tuple[float, float] = (0, 0)
+) -> Latencies:
     def seconds(one: Pass) -> float:
-        one.launch_s = launch_s * one.is_extend
+        one.launch_s, one.unqueued = launched if one.is_extend else (0, 0)
         return 0.01
 
     told = Latencies()
