@@ -167,18 +167,18 @@ def _still(
     """The configurations to go on with.
 
     Left out are the way that the plug-in took, and, if `within` is given, what took more than so
-    many times the least, unless it only ran once and may have compiled something.
+    many times the least (flags: of flags), unless it only ran once and may have compiled something.
     """
     kinds = {one.configuration: one.ran for one in samples}
-    took = {one.configuration: one.gpu_ms for one in samples}
-    for one in samples:
-        took[one.configuration] = min(one.gpu_ms, took[one.configuration])
-    most = within * min(took.values(), default=0.0) or float("inf")
+    least_last = sorted(samples, key=lambda one: one.gpu_ms, reverse=True)
+    took = {one.configuration: one.gpu_ms for one in least_last}
+    flags = {one.name: took.get(one.name, 0.0) for one in configurations if not one.plugin}
     compiles = all(one.sweep == 0 for one in samples)
     taken = {kinds.get(one.name) for one in configurations if one.plugin and not one.pass_mode}
 
     def stays(one: Configuration) -> bool:
-        ms = took.get(one.name, 0.0)
+        ms, rivals = took.get(one.name, 0.0), took if one.plugin else flags
+        most = within * min(rivals.values(), default=0.0) or float("inf")
         fast = ms <= most or (compiles and ms > _COMPILING_MS)
         if one.pass_mode:
             return fast and kinds.get(one.name) not in taken

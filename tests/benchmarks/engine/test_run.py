@@ -306,25 +306,16 @@ def test_a_test_has_a_share_of_the_time_and_another_go(
     assert [row["case"] for row in rows[1:]] == ["0+64 x1"]
 
 
+# 1.5 times the default is 1.9 times the plug-in, against which flags are not held.
+@pytest.mark.parametrize(("within", "samples"), [("1.4", 1), ("1.6", 3)])
 def test_slow_configurations_are_left_out_after_two_sweeps(
-    tmp_path: Path, engines: list[FakeEngine]
+    tmp_path: Path, engines: list[FakeEngine], within: str, samples: int
 ) -> None:
-    options = (
-        "--tests",
-        "loaded",
-        "--load",
-        "1",
-        "--grid",
-        "0:64:1",
-        "--within",
-        "1.4",
-        "--repeat",
-        "3",
-    )
-    (row,) = _measured(tmp_path, *options)["tests"]["loaded"]
+    options = ["--tests", "loaded", "--load", "1", "--grid", "0:64:1", "--within", within]
+    (row,) = _measured(tmp_path, *options, "--repeat", "3")["tests"]["loaded"]
 
-    samples = {name: one["samples"] for name, one in row["configurations"].items()}
-    assert samples == {"default": 3, "plugin": 3, "eager": 1}
+    found = {name: one["samples"] for name, one in row["configurations"].items()}
+    assert found == {"default": 3, "plugin": 3, "eager": samples}
 
 
 def test_ranks_run_mixed_batches_in_every_configuration(
