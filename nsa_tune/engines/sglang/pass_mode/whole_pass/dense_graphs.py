@@ -69,7 +69,7 @@ class DenseGraphs:
         self._inputs: dict[int, Inputs] = {}
         """By captured size."""
         self._read: list[Any] = []
-        """What graphs read besides: with DP attention SGLang puts tensors into captured batches."""
+        """What graphs may read besides: the batches that they were captured with."""
 
     @property
     def sizes(self) -> list[int]:
