@@ -85,8 +85,11 @@ def advise(
         else:
             beside = {f"{WITH_POOL} {other_kv}": other} if traffic.trace is not None else {}
             if beside and gpus and engine is Engine.SGLANG and deployment.dp == 1:
-                ranks = f"{options.flags} --dp {deployment.tp} --enable-dp-attention"
-                beside[WITH_DP] = partial(table.deployment, engine, replace(options, flags=ranks))
+                # Each rank has all heads then, whatever --heads says of a split by them.
+                tp = "" if launch.number("tp") else f"{launch.name('tp')} {deployment.tp}"
+                ranks = f"{options.flags} {tp} --dp {deployment.tp} --enable-dp-attention"
+                whole, ranked = replace(table, heads=None), replace(options, flags=ranks)
+                beside[WITH_DP] = partial(whole.deployment, engine, ranked)
             answer = advised(deployment, traffic, beside, gpus or 0)
             text = lines(answer)
     if json:

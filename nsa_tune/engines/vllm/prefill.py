@@ -31,7 +31,7 @@ from nsa_tune.engines.vllm.lengths import Prefills, prefills_of
 from nsa_tune.engines.vllm.priced import priced
 
 ATTRIBUTE = "_nsa_tune"
-_SPARSE, _PAGED = "flashmla_sparse", "flashmla_kv"
+_PATHS, _SPARSE, _PAGED = ("mla", "mha"), "flashmla_sparse", "flashmla_kv"
 _BY_DECODE_KERNEL = frozenset({_PAGED, "flashmla_kv_mixed"})
 """Answers that mean vLLM's decode kernel: as SGLang calls it, and as vLLM does."""
 
@@ -215,19 +215,15 @@ class Prefill:
             count,
             batch,
             own={
-                "prefill_path": _named(engines_mha),
+                "prefill_path": _PATHS[engines_mha],
                 "sparse_prefill": _impl(engines_mixed, has_prefills),
             },
             taken={
-                "prefill_path": _named(mha or (engines_mha and step.dense)),
+                "prefill_path": _PATHS[mha or (engines_mha and step.dense)],
                 "sparse_prefill": _impl(mixed, has_prefills or lowered),
             },
             table=self._table,
         )
-
-
-def _named(mha: bool) -> str:
-    return "mha" if mha else "mla"
 
 
 def _impl(mixed: bool | None, prefills: bool) -> str | None:

@@ -134,7 +134,9 @@ def test_the_other_formats_row_says_its_flags(advise: Any, trace: str) -> None:
 def test_so_many_gpus_run_as_tensor_or_data_parallel_ranks(advise: Any, crowd: str) -> None:
     first, _, ranks, *_ = advise("--trace", crowd, "--gpus", "17").out.splitlines()
     few = advise("--trace", crowd, "--gpus", "5").out
+    split = advise("--trace", crowd, "--gpus", "17", "--heads", "16").out.splitlines()
 
+    assert split[2] == ranks
     assert first.endswith(" is what 2 engines on your 17 GPUs serve then.")
     assert ranks.startswith("TP8 or DP attention? DP attention takes fewer GPUs: TP8 needs ")
     assert few.startswith("This does not fit: ")
