@@ -175,9 +175,7 @@ class PassTimes:
             key = dict(document["key"])
             table = document["table"]
             # Times that were kept before memory was measured have none.
-            memory_mib = {
-                str(what): int(mib) for what, mib in document.get("memory_mib", {}).items()
-            }
+            memory_mib = {str(at): int(mib) for at, mib in document.get("memory_mib", {}).items()}
             verdicts = {str(way): str(why) for way, why in document.get("verdicts", {}).items()}
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
