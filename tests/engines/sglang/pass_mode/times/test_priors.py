@@ -158,6 +158,14 @@ def test_of_what_waits_for_the_host_three_passes_are_measured_and_the_gpus_hardl
     }  # fmt: skip
 
 
+def test_of_a_way_that_nearly_waits_those_are_measured_that_wait_least() -> None:
+    known = [
+        PassTime(PassMode.EAGER, size, 100, us, False, 100_000.0)
+        for size, us in ((2048, 120_000.0), (4096, 115_000.0), (8192, 190_000.0), (1024, 150_000.0))
+    ]
+    assert {place[1] for place in anchors(known, NONE)} == {1024, 8192}
+
+
 def test_another_host_changes_what_waits_for_it_alone() -> None:
     known = [*KNOWN, *WAITING, NEARLY]
     places = anchors(known, NONE)
