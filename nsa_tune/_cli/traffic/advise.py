@@ -86,10 +86,9 @@ def advise(
             beside = {f"{WITH_POOL} {other_kv}": other} if traffic.trace is not None else {}
             if beside and gpus and engine is Engine.SGLANG and deployment.dp == 1:
                 # Each rank has all heads then, whatever --heads says of a split by them.
-                tp = "" if launch.number("tp") else f"{launch.name('tp')} {deployment.tp}"
-                ranks = f"{options.flags} {tp} --dp {deployment.tp} --enable-dp-attention"
-                whole, ranked = replace(table, heads=None), replace(options, flags=ranks)
-                beside[WITH_DP] = partial(whole.deployment, engine, ranked)
+                ranks = f"{launch.name('tp')} {deployment.tp} --dp {deployment.tp}"
+                ranked = replace(options, flags=f"{options.flags} {ranks} --enable-dp-attention")
+                beside[WITH_DP] = partial(replace(table, heads=None).deployment, engine, ranked)
             answer = advised(deployment, traffic, beside, gpus or 0)
             text = lines(answer)
     if json:

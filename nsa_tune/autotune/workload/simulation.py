@@ -62,8 +62,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Pass:
-    """One forward pass, or several decode passes of the same requests. Call `batch` before the
-    simulation goes on: it refers to live state."""
+    """One forward pass, or several decode passes. `batch` refers to live state: call it at once."""
 
     _running: _Running
     _step: int

@@ -127,7 +127,7 @@ def advise(
             outcomes.append(fleet.outcome(WITH_PLUGIN, Setups(PLUGIN, PLUGIN)))
         outcomes += fleet.alone
         for name, other in others.items():
-            outcomes += _beside(name, other, traffic, notes)
+            outcomes += _beside(name, other, traffic, notes, whole=deployment.model is not None)
     return Advice(
         traffic.name, deployment.served, deployment.kv_dtype, launch, changes, tuple(outcomes),
         deployment.release, traffic.speed, max(gpus, deployment.tp), deployment.memory,
@@ -180,8 +180,7 @@ def _fleet(deployment: Deployment, traffic: Traffic) -> _Fleet:
 
 
 def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int, int]:
-    """The engines that keep up at the prices, and where passes take so many times as long; `load`
-    says how many times the load that so many serve the trace is."""
+    """The engines that keep up at the prices, and where passes take `longer`: by their `load`."""
     engines, found = 1, list[int]()
     for factor in (1.0, longer):
         while engines < MOST_ENGINES and (times := load(engines, factor)) > 1:
@@ -191,13 +190,15 @@ def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int,
 
 
 def _beside(
-    name: str, other: Callable[[], Deployment], traffic: Traffic, notes: list[str]
+    name: str, other: Callable[[], Deployment], traffic: Traffic, notes: list[str], *, whole: bool
 ) -> list[Outcome]:
     """Another deployment with its best flags; never advised: it computes or exchanges otherwise."""
     try:
         deployment = other()
         if not deployment.fits:
             raise NoTunedData("it does not fit")
+        if whole and deployment.model is None:
+            raise NoTunedData("its whole passes were not measured")
     except (NoTunedData, UsageError) as missing:
         notes.append(f"{name} it is not priced: {missing}")
         return []

@@ -47,8 +47,7 @@ _NEWEST = ".".join(map(str, releases.RELEASES[-1].last))
 _OVERLAPPED, _BETWEEN_S = (0, 5, 23), (0.003, 0.0002)
 """From one pass to the next, before and since a release: 0.5.17 took 2.8 to 3.6 ms, 0.5.23 0.2."""
 _SAMPLED = 1000  # requests tell which flags are fastest
-_read = lru_cache(maxsize=1)(read_requests)
-"""A trace is served several times."""
+_read = lru_cache(maxsize=1)(read_requests)  # a trace is served several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +169,7 @@ class Deployment:
         return Setups(*(best if saved > SURE else DEFAULT for best, saved in flags))
 
     def best_flag(self, *, extend: bool) -> tuple[str, float]:
-        """The flag with which the counted passes of a kind take the least time, and the part that
-        it saves; `DEFAULT` and 0 where none saves any."""
+        """The flag that saves most of the counted passes' time, and what part; `DEFAULT` and 0."""
         seconds = {
             name: seconds_of(self.prices, name, extend=extend)
             for name in (DEFAULT, *self.flags(extend=extend))
@@ -182,8 +180,8 @@ class Deployment:
     def with_chunk(self, chunk: int) -> Deployment:
         """The same with another chunk size; it shares the prices."""
         other = copy(self)
-        other.chunk = chunk
-        other.launch = self.launch.changed({self.launch.name("chunk"): str(chunk)})
+        flag = {self.launch.name("chunk"): str(chunk)}
+        other.chunk, other.launch = chunk, self.launch.changed(flag)
         other.scheduler = replace(self.scheduler, chunk_tokens=max(chunk // self.dp, 1))
         return other
 

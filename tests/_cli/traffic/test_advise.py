@@ -140,6 +140,8 @@ def test_so_many_gpus_run_as_tensor_or_data_parallel_ranks(advise: Any, crowd: s
     assert first.endswith(" is what 2 engines on your 17 GPUs serve then.")
     assert ranks.startswith("TP8 or DP attention? DP attention takes fewer GPUs: TP8 needs ")
     assert few.startswith("This does not fit: ")
+    glm = advise("--trace", crowd, "--gpus", "8", "--model", "glm-5").out
+    assert "with DP attention it is not priced: its whole passes were not measured" in glm
 
 
 @pytest.mark.parametrize("flags", [BF16, FP8])
