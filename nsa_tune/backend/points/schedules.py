@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads, split_parts
@@ -214,6 +215,8 @@ class Fa3Terms(NamedTuple):
 
 _FULL = 0.8
 """Tiles full of heads, an SM, from which FlashAttention-3 splits none."""
+_DEALT = 2
+"""Rows an SM that are few."""
 _NEARLY = 0.85
 """Share of the best filling of waves from which FlashAttention-3 takes fewer parts."""
 
@@ -223,6 +226,7 @@ def fa3(setting: Setting) -> Callable[[Batch, float], Fa3Terms]:
 
     A device's share of all blocks, and a tenth more, is the most that one tile gets; longer rows
     are split (`prepare_varlen_num_blocks_kernel`), into no more parts than fill whole waves well.
+    Of few rows each is dealt by itself: how long the last ones are decides. Many are not split.
     """
     sms, topk = sms_of(setting), setting.profile.index_topk
     tiles = -(-setting.heads // _TILE_HEADS)
@@ -230,23 +234,35 @@ def fa3(setting: Setting) -> Callable[[Batch, float], Fa3Terms]:
 
     def terms(batch: Batch, attended: float) -> Fa3Terms:
         rows, longest = batch.q_tokens, min(batch.max_kv, topk)
-        key_blocks = -(-longest // BLOCK)
-        # So many rows like the longest would be as much work; each of the others has half a block
-        # of padding.
-        effective_rows = attended / longest
-        blocks = effective_rows * key_blocks + rows - effective_rows
-        share = -(-blocks * 11 * tiles // (10 * sms))
-        parts = min(-(-key_blocks // share), most_parts(rows))
-        each = -(-key_blocks // parts)
-        count, work = rows * parts * tiles, effective_rows * parts * tiles * each
-        if effective_rows == rows:
-            busiest = -(-count // sms) * each
-        else:
-            busiest = max(makespan(count, work, each, sms, LONGEST_FIRST_TAIL), each)
-        merged = effective_rows * parts if parts > 1 else 0.0
-        return Fa3Terms(float(busiest), merged, float(parts > 1))
+        if rows > _DEALT * sms:
+            key_blocks = -(-longest // BLOCK)
+            # So many rows like the longest would be as much work.
+            work = attended / longest * tiles * key_blocks
+            tail = LONGEST_FIRST_TAIL if attended < rows * longest else inf
+            busiest = makespan(rows * tiles, work, key_blocks, sms, tail)
+            return Fa3Terms(max(busiest, float(key_blocks)), 0.0, 0.0)
+        blocks, most = _row_blocks(batch, topk), most_parts(rows)
+        share = -(-sum([each * count for each, count in blocks.items()]) * 11 * tiles // (10 * sms))
+        parts = {each: min(-(-each // share), most) for each in blocks}
+        pieces = [(-(-each // n), blocks[each] * n * tiles) for each, n in parts.items()]
+        merged = sum([blocks[each] * n for each, n in parts.items() if n > 1])
+        busiest = dealt(sorted(pieces, reverse=True), sms)
+        return Fa3Terms(float(busiest), float(merged), float(merged > 0))
 
     return terms
+
+
+def _row_blocks(batch: Batch, topk: int) -> dict[int, int]:
+    """How many rows have so many blocks of selected keys."""
+    found: dict[int, int] = {}
+    for prefix, new, count in sequences(batch):
+        row, end = prefix, prefix + new
+        while row < end:
+            blocks = min(row, topk - 1) // BLOCK + 1
+            last = end if blocks * BLOCK >= topk else min(blocks * BLOCK, end)
+            found[blocks] = found.get(blocks, 0) + (last - row) * count
+            row = last
+    return found
 
 
 def _most_parts_by_rows(setting: Setting) -> Callable[[int], int]:
@@ -259,15 +275,11 @@ def _most_parts_by_rows(setting: Setting) -> Callable[[int], int]:
     """
     sms, heads = sms_of(setting), setting.heads
     most = min(sms, -(-setting.profile.index_topk // BLOCK))
-    by_tiles: dict[int, int] = {}
 
     def most_parts(rows: int) -> int:
         if rows * heads >= _FULL * sms * _TILE_HEADS:
             return 1
-        tiles = -(-rows * heads // _TILE_HEADS)
-        if tiles not in by_tiles:
-            by_tiles[tiles] = filling_parts(tiles, sms, most)
-        return by_tiles[tiles]
+        return filling_parts(-(-rows * heads // _TILE_HEADS), sms, most)
 
     return most_parts
 

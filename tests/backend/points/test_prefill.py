@@ -187,6 +187,7 @@ def test_features_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
     assert features["prefix_keys"] == 202
     assert features["attended_pairs"] == 202
     assert features["makespan_keys"] == 128
+    assert features["longest_union"] == features["union_makespan_keys"] == 201
     assert features["query_tiles"] == 2
     assert features["tile_pairs"] == 2 * 128 * 101
 

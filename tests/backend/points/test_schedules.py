@@ -210,6 +210,14 @@ def test_a_long_row_among_many_short_ones_is_not_split_and_begun_first() -> None
     assert (found.fa3_makespan_blocks, found.fa3_merges) == (2048 / 64, 0)
 
 
+def test_rows_that_are_nearly_alike_take_whole_waves() -> None:
+    batch = Batch.extend([1465] * 34, [2] * 34)
+
+    found = schedules.fa3(setting_of(16))(batch, schedules.attended_pairs(batch, TOPK))
+    # 136 halves of 23 blocks on 132 SMs.
+    assert found == (24, 136, 1)
+
+
 # --- Triton
 
 

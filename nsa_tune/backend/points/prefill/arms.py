@@ -83,7 +83,7 @@ MLA = (
     ),
     SparseArm(
         "mla/triton_sparse_mla", mla.build_sglang_triton, _ANY, "sglang_triton", _HOPPER_ON,
-        (limits.SOME_ROWS, *sglang.TRITON, flash_mla.WIDENED_BYTES), features=features.OF_MLA,
+        (limits.SOME_ROWS, *sglang.TRITON, flash_mla.WIDENED_BYTES), features=features.OF_TRITON,
         copied=_WIDENED,
     ),
     # A union of 2 queries loses to this or to fa3 at every overlap (benchmarks/results).
@@ -91,7 +91,7 @@ MLA = (
         "mla/triton_sparse_mla_union4", partial(mla.build_sglang_triton, union=4), _ANY,
         "sglang_triton", _HOPPER_ON,
         (limits.SOME_ROWS, *sglang.TRITON, sglang.UNION_ROWS, flash_mla.WIDENED_BYTES),
-        features=features.OF_MLA, copied=_WIDENED,
+        features=features.OF_UNION, copied=_WIDENED,
     ),
     SparseArm(
         "mla/flashmla_sparse_q8", mla.build_flashmla_sparse_q8, _PACKED, "sglang_q8", _HOPPER,

@@ -38,6 +38,12 @@ class Terms(NamedTuple):
     """(query, key) pairs of sparse attention."""
     makespan_keys: float
     """Keys in whole steps that a slot goes through until FlashMLA's last row ends."""
+    longest_keys: float
+    """Keys of the longest row."""
+    longest_union: float
+    """The same of four neighbouring rows together, if they choose at random."""
+    union_makespan_keys: float
+    """Keys that an SM goes through until the last such four end."""
     query_tiles: float
     """Tiles of 128 queries."""
     tile_pairs: float
@@ -76,12 +82,15 @@ OF_FA2 = (
 )  # fmt: skip
 OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
+# A program alone on an SM waits for memory, so that its keys take longer than those of two.
+OF_TRITON = (*OF_MLA, "longest_keys")
+OF_UNION = ("rows", "prefix_keys", "union_makespan_keys", "longest_union")
 # Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs.py).
 OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "sequences", "prefix_keys", "makespan_keys")
 # What rows cost is in the schedule: at powers of two, as most swept rows are, both grow alike.
 OF_FLASHMLA_KV = ("prefix_keys", "attended_pairs", "max_split_blocks")
 OF_FLASHMLA_MIXED = ("prefix_keys", "attended_pairs", "mixed_max_split_blocks")
-OF_SPARSE_FA3 = ("rows", "gemm_rows", *schedules.Fa3Terms._fields)
+OF_SPARSE_FA3 = ("rows", "gemm_rows", "prefix_keys", *schedules.Fa3Terms._fields)
 
 
 def features(setting: Setting) -> FeatureFunctions:
@@ -147,6 +156,8 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         splits, busiest = longest < batch.max_kv, float(longest * width)
         if fa2_blocks > slots:
             busiest = max(fa2_pairs * share + busiest / 2, busiest)
+        union, longest_union = union_keys(batch, topk)
+        union_makespan = schedules.makespan(-(-rows // 4), union, longest_union, sms)
         return Terms(
             rows=float(rows),
             gemm_rows=float(max(rows, _TILE)),
@@ -155,6 +166,9 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
             prefix_keys=float(keys) if keys > rows else 0.0,
             attended_pairs=attended,
             makespan_keys=schedules.step_makespan(batch, topk, pairs, wave),
+            longest_keys=float(min(batch.max_kv, topk)),
+            longest_union=longest_union,
+            union_makespan_keys=union_makespan,
             query_tiles=float(tiles),
             tile_pairs=tile_pairs,
             tile_makespan_pairs=schedules.makespan(
@@ -169,6 +183,20 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         )
 
     return terms
+
+
+def union_keys(batch: Batch, topk: int) -> tuple[float, float]:
+    """Keys that any of four neighbouring rows reads, if each row chooses at random: of all fours,
+    and of the longest."""
+    total, longest = 0.0, 0.0
+    for prefix, new, count in schedules.sequences(batch):
+        # Fours run on from one sequence into the next.
+        fours = new / 4 if new % 4 == 0 else (new + 3) / 4
+        keys = prefix + new / 2
+        each = keys * (1 - max(1 - topk / keys, 0.0) ** (new / fours))
+        total += count * fours * each
+        longest = max(longest, each * min(max(4 / new, 1.0), count))
+    return total, longest
 
 
 def fa2_tile(batch: Batch) -> int:
