@@ -104,16 +104,16 @@ class Deployment:
         all_heads = profile_of(shapes).heads
         asked = _agreed("--kv-dtype", kv_dtype, launch.kv_dtype, "--kv-cache-dtype")
         self.kv_is_given, self.kv_dtype = asked is not None, asked or "bf16"
-        self.dp, tp = launch.dp_attention, launch.number("tp")
+        self.dp, tp, tp_flag = launch.dp_attention, launch.number("tp"), launch.name("tp")
         if tp is not None and all_heads % tp:
-            raise UsageError(
-                f"{launch.name('tp')} {tp} does not divide {model}'s {all_heads} heads"
-            )
-        local = None if tp is None else all_heads // (1 if self.dp > 1 else tp)
-        self.heads = _agreed("--heads", heads, local, "--tp") or all_heads
-        self.tp = tp or all_heads // self.heads
+            raise UsageError(f"{tp_flag} {tp} does not divide {model}'s {all_heads} heads")
+        # Ranks of DP attention have all heads; SGLang counts them among TP's.
+        local, said = (all_heads, "--dp") if self.dp > 1 else (tp and all_heads // tp, "--tp")
+        self.heads = _agreed("--heads", heads, local, said) or all_heads
+        ranks = self.dp if launch.engine == "sglang" else 1
+        self.tp = tp or max(ranks, all_heads // self.heads)
         if tp is None and self.tp > 1:
-            launch = launch.changed({launch.name("tp"): str(self.tp)})
+            launch = launch.changed({tp_flag: str(self.tp)})
         if kv_dtype is not None and launch.kv_dtype is None:
             launch = launch.changed(launch.kv_flag(kv_dtype))
         self.launch, self.version = launch, settings.version or _NEWEST

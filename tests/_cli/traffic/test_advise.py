@@ -364,9 +364,11 @@ def test_the_kv_format_that_is_asked_for_is_priced(
 
 def test_an_option_that_contradicts_the_flags_is_refused(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", FP8, "--kv-dtype", "bf16")
+    ranks = advise("--heads", "16", "--flags", "--dp 8 --enable-dp-attention")
 
-    assert answer.code == 2
+    assert (answer.code, ranks.code) == (2, 2)
     assert "--kv-dtype bf16 contradicts --kv-cache-dtype" in answer.err
+    assert "--heads 16 contradicts --dp" in ranks.err
 
 
 def test_with_and_without_a_trace_the_same_flag_is_advised(advise: Any, trace: str) -> None:
@@ -579,7 +581,7 @@ def test_a_goal_that_cannot_be_is_refused(
 
 
 def test_a_goal_needs_whole_passes_of_a_whole_model(advise: Any, trace: str) -> None:
-    flags = "--tp 8 --dp 8 --enable-dp-attention"
+    flags = "--dp 8 --enable-dp-attention"
     answer = advise("--trace", trace, "--flags", flags, "--kv-dtype", "fp8", "--ttft-p90", "2s")
 
     assert answer.code == 3
@@ -589,7 +591,6 @@ def test_a_goal_needs_whole_passes_of_a_whole_model(advise: Any, trace: str) -> 
 def test_a_kernel_without_times_is_refused(advise: Any, trace: str) -> None:
     for flags in (FP8, "--tp 8"):
         answer = advise("--trace", trace, "--flags", f"{flags} --dsa-prefill-backend tilelang")
-
         assert answer.code == 2
         assert "tilelang (sparse_prefill) is not priced" in answer.err
 
