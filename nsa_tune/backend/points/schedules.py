@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads, split_parts
@@ -230,7 +230,7 @@ def fa3(setting: Setting) -> Callable[[Batch, float], Fa3Terms]:
     """
     sms, topk = sms_of(setting), setting.profile.index_topk
     tiles = -(-setting.heads // _TILE_HEADS)
-    most_parts = _most_parts_by_rows(setting)
+    all_parts = min(sms, -(-topk // BLOCK))
 
     def terms(batch: Batch, attended: float) -> Fa3Terms:
         rows, longest = batch.q_tokens, min(batch.max_kv, topk)
@@ -241,7 +241,9 @@ def fa3(setting: Setting) -> Callable[[Batch, float], Fa3Terms]:
             tail = LONGEST_FIRST_TAIL if attended < rows * longest else inf
             busiest = makespan(rows * tiles, work, key_blocks, sms, tail)
             return Fa3Terms(max(busiest, float(key_blocks)), 0.0, 0.0)
-        blocks, most = _row_blocks(batch, topk), most_parts(rows)
+        # By its times sglang-kernel counts a tile that is not full of heads as a part of one.
+        full, blocks = rows * setting.heads / _TILE_HEADS, _row_blocks(batch, topk)
+        most = 1 if full >= _FULL * sms else filling_parts(ceil(full), sms, all_parts)
         share = -(-sum([each * count for each, count in blocks.items()]) * 11 * tiles // (10 * sms))
         parts = {each: min(-(-each // share), most) for each in blocks}
         pieces = [(-(-each // n), blocks[each] * n * tiles) for each, n in parts.items()]
@@ -265,28 +267,10 @@ def _row_blocks(batch: Batch, topk: int) -> dict[int, int]:
     return found
 
 
-def _most_parts_by_rows(setting: Setting) -> Callable[[int], int]:
-    """A function of a batch's rows: into how many parts FlashAttention-3 splits one at most.
-
-    Of the numbers of parts that fill the last wave of all full tiles nearly as well as the best one
-    does, it takes the smallest; 1 where the tiles nearly fill the device (`num_splits_heuristic`).
-    Upstream counts one row's tiles only. By its times sglang-kernel counts those of all rows, and a
-    tile that is not full of heads as a part of one.
-    """
-    sms, heads = sms_of(setting), setting.heads
-    most = min(sms, -(-setting.profile.index_topk // BLOCK))
-
-    def most_parts(rows: int) -> int:
-        if rows * heads >= _FULL * sms * _TILE_HEADS:
-            return 1
-        return filling_parts(-(-rows * heads // _TILE_HEADS), sms, most)
-
-    return most_parts
-
-
 @cache
 def filling_parts(tiles: int, sms: int, most: int) -> int:
-    """The smallest number of parts, up to `most`, of which waves are filled nearly best."""
+    """The smallest number of parts, up to `most`, of which waves are filled nearly best
+    (`num_splits_heuristic`; upstream counts one row's tiles only, sglang-kernel those of all)."""
     filled = [tiles * parts / sms / -(-tiles * parts // sms) for parts in range(1, most + 1)]
     enough = _NEARLY * max(filled)
     return 1 + next(i for i, share in enumerate(filled) if share >= enough)
@@ -313,26 +297,16 @@ def split_triton_keys_per_sm(setting: Setting) -> Callable[[int], float]:
 
 def _keys_per_sm(setting: Setting, block: int, limits: Mapping[int, int]) -> Callable[[int], float]:
     """`block` heads a program; `limits`: the most parts of a row, and up to how many programs
-    before splitting."""
+    before splitting. A row has the most parts, a power of two, that leave each program a slot."""
     sms, blocks, topk = sms_of(setting), -(-setting.heads // block), setting.profile.index_topk
-    most_rows = dict(_most_rows_by_parts(_PROGRAMS_PER_SM * sms, blocks, limits))
+    most_rows = [
+        (1 << power, min(_PROGRAMS_PER_SM * sms >> power, unsplit) // blocks)
+        for most, unsplit in limits.items()
+        for power in range(most.bit_length() - 1, 0, -1)
+    ]
 
     def keys(rows: int) -> float:
-        parts = next((parts for parts, most in most_rows.items() if rows <= most), 1)
+        parts = next((parts for parts, most in most_rows if rows <= most), 1)
         return -(-rows * parts * blocks // sms) * topk / parts
 
     return keys
-
-
-def _most_rows_by_parts(
-    slots: int, blocks: int, limits: Mapping[int, int]
-) -> Iterator[tuple[int, int]]:
-    """Parts of a row, the most first, and up to how many rows: a power of two that leaves each
-    program a slot."""
-    last = 0
-    for most, unsplit in limits.items():
-        for power in range(most.bit_length() - 1, 0, -1):
-            rows = min(slots >> power, unsplit) // blocks
-            if rows > last:
-                last = rows
-                yield 1 << power, rows
