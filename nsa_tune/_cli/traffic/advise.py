@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from nsa_tune._cli.shared.console import print_document
 from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine, duration
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
+from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.types.profiles import family_of
 from nsa_tune.reports.analysis import dense_rules
 from nsa_tune.reports.formats.plain import plain
@@ -78,17 +80,19 @@ def advise(
         traffic = options.traffic(trace)
         other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
         other = partial(table.deployment, engine, options, kv_dtype=other_kv)
+        beside = {f"{WITH_POOL} {other_kv}": other} if traffic.trace is not None else {}
+        if beside and gpus and engine is Engine.SGLANG and deployment.dp == 1:
+            # Each rank has all heads then, whatever --heads says of a split by them.
+            ranks = f"{launch.name('tp')} {deployment.tp} --dp {deployment.tp}"
+            ranked = replace(options, flags=f"{options.flags} {ranks} --enable-dp-attention")
+            beside[WITH_DP] = partial(replace(table, heads=None).deployment, engine, ranked)
         if goal != Goal(None, None):
             others = [] if deployment.kv_is_given else [other()]
-            answer = cheapest([deployment, *others], traffic, goal)
+            with suppress(NoTunedData, UsageError):
+                others += [beside[WITH_DP]()] if WITH_DP in beside else []
+            answer = cheapest([deployment, *others], traffic, goal, gpus or 0)
             text = goal_lines(answer)
         else:
-            beside = {f"{WITH_POOL} {other_kv}": other} if traffic.trace is not None else {}
-            if beside and gpus and engine is Engine.SGLANG and deployment.dp == 1:
-                # Each rank has all heads then, whatever --heads says of a split by them.
-                ranks = f"{launch.name('tp')} {deployment.tp} --dp {deployment.tp}"
-                ranked = replace(options, flags=f"{options.flags} {ranks} --enable-dp-attention")
-                beside[WITH_DP] = partial(replace(table, heads=None).deployment, engine, ranked)
             answer = advised(deployment, traffic, beside, gpus or 0)
             text = lines(answer)
     if json:

@@ -17,7 +17,6 @@ class Arrival(NamedTuple):
     """One request."""
 
     arrival_s: float
-    """Seconds since the trace's first request."""
     input_tokens: int
     output_tokens: int
     cached_tokens: int

@@ -17,13 +17,9 @@ from nsa_tune._errors import UsageError
 from nsa_tune._files import TooLong, lines_of, open_regular
 
 BLOCK = 512
-"""Tokens of a block."""
-_LONGEST_LINE = 2**22
-"""Bytes; a request of 10 million tokens has 20,000 ids of blocks."""
+_LONGEST_LINE = 2**22  # bytes; a request of 10 million tokens has 20,000 ids of blocks
 _MOST_INPUT, _MOST_OUTPUT = 2**24, 2**20
-"""Tokens of a request."""
-_MOST_S = 1e11
-"""Seconds from 1970, or from the trace's begin: three thousand years."""
+_MOST_S = 1e11  # seconds from 1970, or from the trace's begin: three thousand years
 _NO_REQUEST = (
     ArithmeticError, AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError,
     csv.Error,
@@ -36,7 +32,6 @@ class TraceRequest(NamedTuple):
     """One request of a trace."""
 
     arrival_s: float
-    """Seconds since the trace's first request."""
     input_tokens: int
     output_tokens: int
     blocks: tuple[Hashable, ...] = ()

@@ -17,10 +17,8 @@ from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
-_PREFILL_RATE, _DECODE_S = 20_000.0, 0.03
-"""Tokens a second, and seconds of a decode pass."""
-_MOST_STEPS = 32
-"""Decode passes that are told as one, so that contexts hardly grow meanwhile."""
+_PREFILL_RATE, _DECODE_S = 20_000.0, 0.03  # tokens a second, and seconds of a decode pass
+_MOST_STEPS = 32  # decode passes that are told as one, so that contexts hardly grow meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +27,8 @@ class SchedulerConfig:
 
     chunk_tokens: int = 8192
     """The most new tokens of an extend pass (SGLang: --chunked-prefill-size)."""
-    next_n: int = 2
-    """Tokens of each sequence in a decode pass; 1 without speculative decoding."""
+    next_n: int = 2  # tokens of each sequence in a decode pass; 1 without speculative decoding
     acceptance: float = 0.7
-    """Share of the speculated tokens that are accepted."""
     max_running: int = 64
     pool_tokens: int = 2**20
     """Tokens of the KV pool: those of running requests and of the prefix cache."""
@@ -66,18 +62,13 @@ class Pass:
 
     _running: _Running
     _step: int
-    start_s: float
-    """When the first begins, after the trace's first request."""
+    start_s: float  # when the first begins, after the trace's first request
     lens: Sequence[tuple[int, int]] = ()
     """(prefix, new) of each sequence of an extend; empty in a decode."""
     steps: int = 1
-    """Passes that this one stands for."""
     seconds: float = 0.0
-    """Duration of each of them."""
-    launch_s: float = 0.0
-    """Seconds that the host is busy to launch a prefill."""
-    unqueued: float = 0.0
-    """Part of it that must have run until the last of it is launched."""
+    launch_s: float = 0.0  # seconds that the host is busy to launch a prefill
+    unqueued: float = 0.0  # part of it that must have run until the last of it is launched
     sums: tuple[int, int, int, int, int] = field(init=False)
     """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what `batch`
     has, at less cost. In a decode kv may be off by one a sequence, and the longest is the mean."""
@@ -114,11 +105,9 @@ class Pass:
 class _Request(NamedTuple):
     """A running request. A heap has the first to end first."""
 
-    last_step: int
-    """The number of its last decode pass."""
+    last_step: int  # the number of its last decode pass
     number: int
-    step: int
-    """The decode pass in which it starts."""
+    step: int  # the decode pass in which it starts
     input_tokens: int
     output_tokens: int
 

@@ -20,15 +20,12 @@ from nsa_tune.engines.decision_log import SCHEMA, read_decisions
 _log = logging.getLogger(__name__)
 
 WeightedBatch = tuple[Batch, float]
-"""A batch, and how often it occurs."""
 
 _SETTINGS = (4096, 2), (8192, 3), (16384, 4)
 SCHEDULERS = tuple(SchedulerConfig(chunk_tokens=chunk, next_n=n) for chunk, n in _SETTINGS)
 """All of these are simulated, because a trace does not say how its engine is configured."""
-_DRAWN = 150
-"""Extend passes to draw, and decode passes too."""
-_MOST_PASSES = 5_000_000
-"""That are simulated, with each scheduler: some minutes."""
+_DRAWN = 150  # extend passes to draw, and decode passes too
+_MOST_PASSES = 5_000_000  # that are simulated, with each scheduler: some minutes
 
 
 def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[WeightedBatch]:

@@ -19,6 +19,8 @@ from nsa_tune.reports.traffic.memory import Memory
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
 MOST_ENGINES = 64
+_ALIKE = 1.2
+"""Both formats' times that differ by less are not told apart: their ratio was up to 19 % off."""
 AS_GIVEN, AS_ADVISED, WITH_PLUGIN = "as given", "as advised", "with the plug-in"
 ALONE, WITH_POOL, WITH_DP = "one engine", "with a pool in", "with DP attention"
 """As advised, where one is not enough; followed by the KV format; beside a split by heads."""
@@ -33,18 +35,41 @@ class Outcome:
     prefill_s: float
     decode_s: float | None
     """None without decodes, or where the table has no times of their attention."""
-    pool_tokens: int
-    """Of all KV pools of an engine that hold different ones."""
+    pool_tokens: int  # of all KV pools of an engine that hold different ones
     engines: tuple[int, int]
-    """That keep up with the trace at these prices, and where all passes take longer by the model's
-    error. So many as the latter take requests in turn; all else is of one of them."""
+    """That keep up with the trace at these prices, and where all passes take longer by `error`."""
     runs: tuple[Served, ...] = ()
     """At the price, with shorter passes, and with longer ones; none where that is not known."""
+    shared: int = 1  # engines that take requests in turn; all but `loads` is of one of them
+    loads: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """`Served.engines` of one engine that gets the whole trace, by runs."""
+    error: float = 0.0
+    intervals: str = ""  # as `Deployment.error` and `measured_runs`: each deployment has its own
 
     @property
     def served(self) -> Served | None:
         """At the price."""
         return self.runs[0] if self.runs else None
+
+    def verdict(self, other: Outcome, names: tuple[str, str]) -> str:
+        """Which of both, by their names, needs fewer GPUs, else takes surely less time."""
+        if self.engines != other.engines:
+            fewer = names[0] if self.engines < other.engines else names[1]
+            signs = {(x > y) - (x < y) for x, y in zip(self.engines, other.engines, strict=True)}
+            return f"{fewer} {'takes' if len(signs) == 1 else 'may take'} fewer GPUs"
+        first, later = (self._faster(other, times, names) for times in ("ttft_s", "tpot_s"))
+        if not first and not later:
+            return "No sure difference, so send the trace to an engine with each"
+        both = f"{first or 'unsure'} for the first token, {later or 'unsure'} for the next ones"
+        return first if first == later else both
+
+    def _faster(self, other: Outcome, times: str, names: tuple[str, str]) -> str:
+        """Whose time is surely shorter: at the price, and with all passes shorter or longer by the
+        model's error; "" where neither is."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        # A trace of single tokens has no time of a further one.
+        ratios = [getattr(b, times)["mean"] / (getattr(a, times)["mean"] or 1) for a, b in pairs]
+        return names[0] if min(ratios) > _ALIKE else names[1] * (0 < max(ratios) < 1 / _ALIKE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +80,17 @@ class Advice:
     model: str
     kv_dtype: str
     given: Launch
-    changes: dict[str, str]
-    """Flags that surely save time, by these prices."""
+    changes: dict[str, str]  # flags that surely save time, by these prices
     outcomes: tuple[Outcome, ...]
     """As given, with the changes if any, and what else was priced; none where nothing fits."""
     release: str
-    """The engine that is assumed."""
     speed: float
-    """How much faster than in the trace requests come."""
-    gpus: int
-    """GPUs that there are, or those of one engine."""
+    gpus: int  # GPUs that there are; 0 where that is not said
     memory: Memory | None
     whole_passes: bool
-    """Whether whole passes are priced, and not attention alone."""
-    error: float
-    """What one in four measured passes is off by more than; 0 without a model."""
     source: str
     stands_in: str
-    intervals: str
-    """As `standing_in` and `measured_runs`."""
-    notes: tuple[str, ...]
-    """What is not sure, or not counted, and what to measure to be surer."""
+    notes: tuple[str, ...]  # what is not sure, or not counted, and what to measure to be surer
 
     @property
     def advised(self) -> Launch:
@@ -87,6 +102,22 @@ class Advice:
         """With the changes."""
         return self.outcomes[bool(self.changes)] if self.outcomes else None
 
+    @property
+    def ranks(self) -> Outcome | None:
+        """Data-parallel attention, where it surely serves more by the estimates."""
+        usual, other = self.usual, self.outcome(WITH_DP)
+        if not (usual and other and usual.served and other.served):
+            return None
+        if self.gpus >= usual.engines[1] * (self.given.number("tp") or 1):  # enough for both
+            usual = replace(usual, engines=other.engines)
+        verdict = usual.verdict(other, ("", WITH_DP))
+        return other if verdict in (WITH_DP, f"{WITH_DP} takes fewer GPUs") else None
+
+    @property
+    def command(self) -> str:
+        """The answer."""
+        return self.ranks.command if self.ranks else self.advised.command(self.model)
+
     def outcome(self, name: str) -> Outcome | None:
         """The first outcome whose name begins so."""
         return next((each for each in self.outcomes if each.name.startswith(name)), None)
@@ -95,9 +126,9 @@ class Advice:
         """The JSON document."""
         memory = self.memory
         return {
-            "schema": "nsa-tune/advise/4",
+            "schema": "nsa-tune/advise/5",
             **asdict(replace(self, memory=None)),
-            "command": self.advised.command(self.model),
+            "command": self.command,
             "fits": None if memory is None else memory.fits,
             "memory": memory and {
                 **asdict(memory), "pool_gib": memory.pool_gib, "pool_tokens": memory.pool_tokens,
@@ -112,7 +143,7 @@ def advise(
     """The advice for `traffic` on a deployment, which has the flags in use, where there are `gpus`.
     `others` make what is priced beside it, by name. UsageError when the traffic cannot be read,
     NoTunedData when there is nothing to advise from."""
-    fleet, launch = _fleet(deployment, traffic), deployment.launch
+    fleet, launch = _fleet(deployment, traffic, gpus), deployment.launch
     setups, stands_in = deployment.best_setups(), standing_in(deployment)
     changes = flags_of(*setups) if deployment.fits else {}
     notes, outcomes = list[str](), list[Outcome]()
@@ -123,16 +154,31 @@ def advise(
             outcomes.append(fleet.outcome(f"with {flags}" if stands_in else AS_ADVISED, setups))
         # SGLang's data-parallel ranks are left to it, but for copies and key selection.
         steered = launch.dp_attention == 1 or launch.engine != "sglang"
-        if steered and not stands_in and "NSA_TUNE_DISABLE" not in launch.flags:
+        steered = steered and not stands_in and "NSA_TUNE_DISABLE" not in launch.flags
+        if steered:
             outcomes.append(fleet.outcome(WITH_PLUGIN, Setups(PLUGIN, PLUGIN)))
         outcomes += fleet.alone
         for name, other in others.items():
-            outcomes += _beside(name, other, traffic, notes, whole=deployment.model is not None)
+            try:
+                one = other()
+                if not one.fits:
+                    raise NoTunedData("it does not fit")
+                if one.model is None and deployment.model:
+                    raise NoTunedData("its whole passes were not measured")
+            except (NoTunedData, UsageError) as missing:
+                notes.append(f"{name} it is not priced: {missing}")
+                continue
+            beside, setups = _fleet(one, traffic, gpus), one.best_setups()
+            kernels = (f", {kernel}" for kernel in flags_of(*setups).values())
+            outcomes.append(beside.outcome(name + "".join(kernels), setups))
+            if steered and one.dp == 1:
+                both = f"{WITH_PLUGIN} and {one.kv_dtype}"
+                outcomes.append(beside.outcome(both, Setups(PLUGIN, PLUGIN)))
     return Advice(
         traffic.name, deployment.served, deployment.kv_dtype, launch, changes, tuple(outcomes),
-        deployment.release, traffic.speed, max(gpus, deployment.tp), deployment.memory,
-        deployment.model is not None, deployment.error, deployment.source, stands_in,
-        measured_runs(deployment), (*notes, *notes_on(deployment, traffic)),
+        deployment.release, traffic.speed, gpus, deployment.memory,
+        deployment.model is not None, deployment.source, stands_in,
+        (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
@@ -140,11 +186,11 @@ class _Fleet(NamedTuple):
     """As many engines of one deployment as surely keep up with its traffic."""
 
     deployment: Deployment
-    requests: Sequence[Arrival]
-    """Of one of them; their passes are counted."""
+    requests: Sequence[Arrival]  # of one of them; their passes are counted
     engines: tuple[int, int] = (1, 1)
     alone: tuple[Outcome, ...] = ()
     """One engine, where that is not enough."""
+    shared: int = 1
 
     def outcome(self, name: str, setups: Setups) -> Outcome:
         """What one of them gives under `setups`."""
@@ -157,26 +203,33 @@ class _Fleet(NamedTuple):
             runs = tuple(one.serve(self.requests, setups, factor) for factor in factors)
         command = one.launch.changed(flags_of(*setups)).command(one.served)
         tokens = one.dp * one.scheduler.pool_tokens
-        return Outcome(name, command, prefill_s, decode_s, tokens, self.engines, runs)
+        loads = tuple(run.engines for row in self.alone for run in row.runs) or (1.0, 1.0, 1.0)
+        return Outcome(
+            name, command, prefill_s, decode_s, tokens, self.engines, runs, self.shared, loads,
+            one.error, measured_runs(one),
+        )  # fmt: skip
 
 
-def _fleet(deployment: Deployment, traffic: Traffic) -> _Fleet:
+def _fleet(deployment: Deployment, traffic: Traffic, gpus: int) -> _Fleet:
     fleet = _Fleet(deployment, deployment.count(traffic))
     if not fleet.requests or deployment.model is None or not deployment.fits:
         return fleet
     setups = deployment.best_setups()
     alone = fleet.outcome(ALONE, setups)
-    if all(run.engines == 1 for run in alone.runs):
-        return fleet
+    late, engines = any(run.engines > 1 for run in alone.runs), (1, 1)
 
     def load(engines: int, factor: float) -> float:
         requests = deployment.requests(replace(traffic, engines=engines))
         return deployment.serve(requests, setups, factor).engines
 
-    engines = keeping_up(load, 1 + deployment.error)
-    requests = deployment.requests(replace(traffic, engines=engines[1]))
+    if late:
+        engines = keeping_up(load, 1 + deployment.error)
+    shared = max(engines[1], gpus // deployment.tp)
+    if shared == 1:
+        return fleet
+    requests = deployment.requests(replace(traffic, engines=shared))
     deployment.recount(requests)
-    return _Fleet(deployment, requests, engines, (alone,))
+    return _Fleet(deployment, requests, engines, (alone,) * late, shared)
 
 
 def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int, int]:
@@ -187,23 +240,6 @@ def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int,
             engines = min(ceil(engines * times), MOST_ENGINES)
         found.append(engines)
     return found[0], found[1]
-
-
-def _beside(
-    name: str, other: Callable[[], Deployment], traffic: Traffic, notes: list[str], *, whole: bool
-) -> list[Outcome]:
-    """Another deployment with its best flags; never advised: it computes or exchanges otherwise."""
-    try:
-        deployment = other()
-        if not deployment.fits:
-            raise NoTunedData("it does not fit")
-        if whole and deployment.model is None:
-            raise NoTunedData("its whole passes were not measured")
-    except (NoTunedData, UsageError) as missing:
-        notes.append(f"{name} it is not priced: {missing}")
-        return []
-    fleet = _fleet(deployment, traffic)
-    return [fleet.outcome(name, deployment.best_setups())]
 
 
 def standing_in(deployment: Deployment) -> str:
@@ -244,7 +280,9 @@ def measured_runs(deployment: Deployment) -> str:
     runs = f"no trace was measured with {deployment.heads} heads on a GPU"
     if inside := {16: "9 of 24", 128: "5 of 40"}.get(deployment.heads):
         runs = f"{inside} measured runs were inside, most others slower"
-    return f"times to first token by passes {deployment.error:.0%} shorter or longer; {runs}"
+    few = deployment.measured is not None and not deployment.exact
+    least = "; a few layers in one GPU, scaled to the whole model: the least certain"
+    return f"all passes {deployment.error:.0%} shorter or longer; {runs}{least * few}"
 
 
 def _notes_on_passes(deployment: Deployment) -> Iterator[str]:

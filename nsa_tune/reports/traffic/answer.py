@@ -9,8 +9,6 @@ from nsa_tune.reports.traffic.advice import ALONE, WITH_DP, WITH_PLUGIN, WITH_PO
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 
-_ALIKE = 1.2
-"""Both formats' times that differ by less are not told apart: their ratio was up to 19 % off."""
 _GROWING = "growing"
 _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
 
@@ -20,16 +18,19 @@ def lines(advice: Advice) -> Iterator[str]:
     yield headline(advice)
     usual, tp = advice.usual, advice.given.number("tp") or 1
     if usual and (other := advice.outcome(WITH_POOL)):
-        pair = (usual, other) if advice.kv_dtype == "bf16" else (other, usual)
-        yield f"bf16 or fp8? {which(*pair, tp)}."
+        order = 1 if advice.kv_dtype == "bf16" else -1
+        bf16, fp8 = (usual, other)[::order]
+        kernels = fp8.command.partition("fp8_e4m3 ")[2]
+        plugins = f"{_plugins(advice, order)}{kernels and f'; fp8 with {kernels}'}"
+        yield f"bf16 or fp8? {which(bf16, fp8, tp)}{plugins}."
     if usual and (other := advice.outcome(WITH_DP)):
         text = which(usual, other, tp, (f"TP{tp}", "DP attention"))
         yield f"TP{tp} or DP attention? {text}; that ranks wait for each other is not counted."
     if advice.outcomes:
-        yield from ("", f"    {advice.advised.command(advice.model)}", "")
+        yield from ("", f"    {advice.command}", "")
         yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
         columns = None if advice.outcomes[0].served else 3
-        several = any(max(outcome.engines) > 1 for outcome in advice.outcomes)
+        several = any(outcome.shared > 1 for outcome in advice.outcomes)
         rows = (_TITLES, *(_row(outcome, several=several) for outcome in advice.outcomes))
         yield from _table([row[:columns] for row in rows])
         yield from ("", *(f"{name}: {text}" for name, text in _facts(advice)), "")
@@ -40,9 +41,15 @@ def headline(advice: Advice) -> str:
     """What to do, and what it gives, in one sentence."""
     memory = advice.memory
     if memory is not None and not memory.fits:
-        return does_not_fit(memory, advice.given)
+        return does_not_fit(memory, advice.given, advice.gpus)
     given, advised, text = advice.outcomes[0], advice.usual, "no flag is surely faster"
     assert advised is not None
+    if ranks := advice.ranks:
+        text = "by estimates, the least certain ones here, that serves this load better"
+        there = advice.gpus // (advice.given.number("tp") or 1)
+        less = f" As given, they serve {min(there / advised.loads[0], 1):.0%}."
+        text += f"{_first_token(ranks, advised)}.{_count(advice, ranks)}"
+        return f"Try DP attention: {text}{less * (there < advised.engines[1])}"
     flags = " and ".join(map(" ".join, advice.changes.items()))
     if flags:
         kind = "prefills" if given.decode_s == advised.decode_s else "passes"
@@ -57,32 +64,30 @@ def headline(advice: Advice) -> str:
 
 
 def _first_token(advised: Outcome, given: Outcome) -> str:
-    """What that gives: the mean time to first token, and why it is so long without."""
-    if advised.served is None or given.served is None:
+    """What that gives: the mean time to first token; nothing where the load is not served."""
+    if advised.served is None or given.served is None or advised.loads[0] > 1:
         return ""
-    mean, was = _s(advised.served.ttft_s["mean"]), _s(given.served.ttft_s["mean"])
+    mean = _s(advised.served.ttft_s["mean"])
     if advised is given:
         return f" (mean time to first token {mean})"
-    text = f", and the mean time to first token is {mean} instead of {was}"
-    span_s, takes_s = given.served.span_s, given.prefill_s + (given.decode_s or 0.0)
-    queue = f": as given, passes take {takes_s:.0f} s in {span_s:.0f} s, so requests queue"
-    return text + queue * (takes_s > 1.05 * span_s)
+    was = f"instead of {interval(given)}"
+    if advised.shared != given.shared:
+        was = f"with {advised.shared} engine{'s' * (advised.shared > 1)}"
+    return f", and the mean time to first token is {mean} {was}"
 
 
 def _count(advice: Advice, advised: Outcome) -> str:
-    """How many engines the trace needs, where that is not surely one."""
-    alone, tp = advice.outcome(ALONE), advice.given.number("tp") or 1
-    if alone is None:
+    """What the GPUs that there are serve, and what the trace needs, where one engine is too few."""
+    tp = advice.given.number("tp") or 1
+    there = max(advice.gpus // tp, 1)
+    whose = f"Your {advice.gpus} GPUs serve" if advice.gpus else f"One engine ({tp} GPUs) serves"
+    if there >= advised.engines[1]:
         return ""
-    usual, _, longest = (run.engines for run in alone.runs)
-    serves = f"serves {1 / usual:.0%} of" if usual > 1 else "just keeps up with"
-    more = "the more" if advised.engines[0] < advised.engines[1] else "also"
-    there = advice.gpus // tp
-    what = "one serves" if there == 1 else f"{there} engines on your {advice.gpus} GPUs serve"
+    usual, _, longest = (there / load for load in advised.loads)
+    speed = floor(100 * longest * advice.speed) / 100
     return (
-        f" One engine ({tp} GPUs) {serves} this load; {_needs(advised, tp)} keep up, {more} where "
-        f"all passes take {advice.error:.0%} longer. --speed "
-        f"{floor(100 * there * advice.speed / longest) / 100:g} is what {what} then."
+        f" {whose} {min(usual, 1):.0%} of this load, {longest:.0%} where all passes take "
+        f"{advised.error:.0%} longer (--speed {speed:g}); {_needs(advised, tp)} keep up."
     )
 
 
@@ -102,41 +107,32 @@ def which(
     if one.served is None or other.served is None:
         unknown = "Not known, as whole passes were not measured"
         return f"{unknown}: send the trace to an engine with each; {room}"
-    first, later = (_faster(one, other, times, names) for times in ("ttft_s", "tpot_s"))
-    verdict = "No sure difference, so send the trace to an engine with each"
-    if first or later:
-        both = f"{first or 'unsure'} for the first token, {later or 'unsure'} for the next ones"
-        verdict = first if first == later else both
     needed = [_needs(outcome, tp) for outcome in (one, other)]
     needs, count = f"both need {needed[0]}", "there"
     if needed[0] != needed[1]:
         needs = f"{a} needs {needed[0]}, {b} {needed[1]}"
-        count = f"with {one.engines[1]} and {other.engines[1]} engines"
-        fewer = a if one.engines < other.engines else b
-        signs = {(x > y) - (x < y) for x, y in zip(one.engines, other.engines, strict=True)}
-        verdict = f"{fewer} {'takes' if len(signs) == 1 else 'may take'} fewer GPUs"
+    if one.shared != other.shared or one.shared != one.engines[1]:
+        count = f"with {one.shared} and {other.shared} engines"
     first_a, first_b, later_a, later_b = (
         _s(getattr(outcome.served, times)["mean"])
         for times in ("ttft_s", "tpot_s")
         for outcome in (one, other)
     )
     return (
-        f"{verdict}: {needs}; {count} the first token takes {first_a} on average ({b}: "
-        f"{first_b}), each one after it, with the prefills in between, {later_a} ({b}: {later_b}); "
-        f"{room}"
+        f"{one.verdict(other, names)}: {needs}; {count} the first token takes {first_a} on "
+        f"average ({b}: {first_b}), each one after it, with the prefills in between, {later_a} "
+        f"({b}: {later_b}); {room}"
     )
 
 
-def _faster(one: Outcome, other: Outcome, times: str, names: tuple[str, str]) -> str:
-    """Whose time is surely shorter: at the price, and with all passes shorter or longer by the
-    model's error; "" where neither is."""
-    pairs = zip(one.runs, other.runs, strict=True)
-    # A trace of single tokens has no time of a further one.
-    ratios = [getattr(b, times)["mean"] / (getattr(a, times)["mean"] or 1) for a, b in pairs]
-    return names[0] if min(ratios) > _ALIKE else names[1] * (0 < max(ratios) < 1 / _ALIKE)
+def _plugins(advice: Advice, order: int) -> str:
+    """The first token's mean times with the plug-in in both formats."""
+    both = advice.outcome(WITH_PLUGIN), advice.outcome(f"{WITH_PLUGIN} and ")
+    times = [_s(one.served.ttft_s["mean"]) for one in both[::order] if one and one.served]
+    return f"; with the plug-in {times[0]} (fp8: {times[1]})" if len(times) == 2 else ""
 
 
-def does_not_fit(memory: Memory, launch: Launch) -> str:
+def does_not_fit(memory: Memory, launch: Launch, gpus: int = 0) -> str:
     """Why, and what to do."""
     usable, tp = memory.static_fraction * memory.device_gib, launch.number("tp") or 1
     larger = max(2 * tp, 2 ** ceil(log2(tp * memory.weights_gib / usable)))
@@ -149,7 +145,7 @@ def does_not_fit(memory: Memory, launch: Launch) -> str:
 
 def _row(outcome: Outcome, *, several: bool) -> tuple[str, ...]:
     decode = "-" if outcome.decode_s is None else f"{outcome.decode_s:.5g}"
-    count = f", {outcome.engines[1]} engine{'s' * (outcome.engines[1] > 1)}"
+    count = f", {outcome.shared} engine{'s' * (outcome.shared > 1)}"
     name = outcome.name + count * (several and not outcome.name.startswith(ALONE))
     row = name, f"{outcome.prefill_s:.5g}", decode
     if outcome.served is None:
@@ -167,7 +163,6 @@ def interval(outcome: Outcome) -> str:
 
 
 def _s(seconds: float) -> str:
-    """Seconds in words of two or three digits."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 1e3 else f"{seconds:.0f} s"
@@ -192,28 +187,24 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     yield "Engine", f"{advice.release} is assumed (--engine-version)"
     advised, plugin = advice.usual, advice.outcome(WITH_PLUGIN)
     if plugin and advised:
-        yield "The plug-in", _plugin(advice, advised, plugin)
+        share = 1 - plugin.prefill_s / advised.prefill_s if advised.prefill_s else 0.0
+        than = "the advised flags" if advice.changes else "your flags"
+        rank = "one rank's " * ((advice.given.number("tp") or 1) > 1)
+        what = rank + ("prefills" if advice.whole_passes else "attention of prefills")
+        text = f"takes another {share:.0%} off {what} with {than} (`nsa-tune doctor`: is it on?)"
+        yield "The plug-in", text if share > 0.005 else f"saves nothing more here than {than}"
     if advised and (other := advice.outcome(WITH_POOL)):
         yield other.name.capitalize(), f"answers change: {other.command}"
     if advised and (other := advice.outcome(WITH_DP)):
-        yield "With DP attention", other.command
+        yield "With DP attention", f"{other.command} (the plug-in leaves it alone)"
     if advised and advised.served:
         yield (
             "Prefill s, decode s",
-            "passes of one engine, those that the fastest flags run, in "
-            f"{advised.served.span_s:.0f} s of trace: where they take longer, requests queue, and "
-            f"where that is {_GROWING} they would wait ever longer",
+            f"all passes of one engine, in {advised.served.span_s:.0f} s of trace. An engine keeps "
+            "up if it ends at most 1 % or 30 s after the last request came; else its queue is "
+            f"{_GROWING}",
         )
-        yield "Intervals", advice.intervals
+        for text in dict.fromkeys(each.intervals for each in advice.outcomes):
+            names = (each.name for each in advice.outcomes if each.intervals == text)
+            yield f"Interval {', '.join(names)}", text
     yield "Priced by", advice.source
-
-
-def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
-    """What the plug-in adds to the advised flags."""
-    share = 1 - plugin.prefill_s / advised.prefill_s if advised.prefill_s else 0.0
-    than = "the advised flags" if advice.changes else "your flags"
-    if share <= 0.005:
-        return f"saves nothing more here than {than}"
-    rank = "one rank's " * ((advice.given.number("tp") or 1) > 1)
-    what = rank + ("prefills" if advice.whole_passes else "attention of prefills")
-    return f"takes another {share:.0%} off {what} with {than} (`nsa-tune doctor`: is it on?)"

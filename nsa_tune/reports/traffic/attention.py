@@ -37,8 +37,7 @@ _FLAGS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 """By engine and flag: the question that the flag answers, and its values."""
 
-Answers = Mapping[str, str]
-"""Question to choice."""
+Answers = Mapping[str, str]  # question to choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,15 +35,11 @@ from nsa_tune.reports.traffic.memory import memory_of
 from nsa_tune.reports.traffic.pass_prices import PassPrices, PriceList
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of, served
 
-SURE = 0.03
-"""Part of its passes' time that a flag must save to be advised."""
+SURE = 0.03  # part of its passes' time that a flag must save to be advised
 _VLLM_STEERED = frozenset({"flashmla_sparse", "flashmla_kv"})
-_MOST_RUNNING = 512
-"""Requests at once where nothing is given: SGLang's largest decode graph."""
-_POOL_TOKENS = 2**20
-"""Tokens of the KV pool where memory is not known."""
+_MOST_RUNNING = 512  # requests at once where nothing is given: SGLang's largest decode graph
+_POOL_TOKENS = 2**20  # tokens of the KV pool where memory is not known
 _NEWEST = ".".join(map(str, releases.RELEASES[-1].last))
-"""The newest known SGLang."""
 _OVERLAPPED, _BETWEEN_S = (0, 5, 23), (0.003, 0.0002)
 """From one pass to the next, before and since a release: 0.5.17 took 2.8 to 3.6 ms, 0.5.23 0.2."""
 _SAMPLED = 1000  # requests tell which flags are fastest
@@ -55,13 +51,10 @@ class Traffic:
     """What an engine is to serve."""
 
     trace: Path | None = None
-    """Requests."""
     log: Path | None = None
-    """An engine's decision log, instead of a trace."""
     requests: int | None = None
     speed: float = 1.0
-    engines: int = 1
-    """Equal engines that take a trace's requests in turn; one of them is priced."""
+    engines: int = 1  # equal engines that take a trace's requests in turn; one of them is priced
 
     @property
     def name(self) -> str:
@@ -75,11 +68,8 @@ class EngineSettings:
     """What of an engine its flags do not say."""
 
     version: str | None = None
-    """None: the newest known."""
-    pass_times: Path | None = None
-    """Measured passes to use instead of those that are kept or ship."""
+    pass_times: Path | None = None  # measured passes to use instead of those that are kept or ship
     acceptance: float = 0.7
-    """Share of drafted tokens that are accepted."""
 
 
 class Deployment:

@@ -40,7 +40,6 @@ class EnginePass(NamedTuple):
 
     batch: Batch
     setup: str
-    """As in `AttentionPrices`."""
     way: PassMode
     us: float
 
@@ -50,8 +49,7 @@ class EnginePasses:
     """All measured passes of one engine."""
 
     key: Mapping[str, Any]
-    source: str
-    """Where they come from, in a line."""
+    source: str  # where they come from, in a line
     passes: tuple[EnginePass, ...]
     graph_sizes: tuple[int, ...] = GRAPH_SIZES
     """New tokens for which that engine had prefill graphs."""

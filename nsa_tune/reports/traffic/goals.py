@@ -27,12 +27,9 @@ _Parts = tuple[Traffic, Traffic]  # the first part of a trace, and all of it
 class Goal:
     """Times that must not be exceeded, in seconds; None: any."""
 
-    ttft_p90_s: float | None
-    """Of nine in ten requests, to the first token."""
-    tpot_s: float | None
-    """Of an output token after the first, on average over the requests."""
-    factor: float = 1.0
-    """How many times their price passes take."""
+    ttft_p90_s: float | None  # of nine in ten requests, to the first token
+    tpot_s: float | None  # of an output token after the first, on average over the requests
+    factor: float = 1.0  # how many times their price passes take
 
     def excess(self, served: Served) -> float:
         """How many times its limit the worse of both takes; 1 or less holds the goal."""
@@ -49,9 +46,7 @@ class Candidate:
     engines: int
     gpus: int
     served: Served
-    """By each engine."""
     excess: float
-    """As `Goal.excess`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +61,7 @@ class GoalAnswer:
     """The first where passes take longer by the model's error; None where it holds no goal."""
     source: str
     error: float
+    gpus: int  # the most that an answer may take; 0: any number
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
@@ -73,12 +69,15 @@ class GoalAnswer:
         return {"schema": "nsa-tune/goal/1", **asdict(self)}
 
 
-def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) -> GoalAnswer:
-    """The cheapest of `deployments`, with each chunk size and its best flags, that holds `goal`;
-    NoTunedData where whole passes are not known, UsageError when none fits, or without a trace."""
+def cheapest(
+    deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, gpus: int = 0
+) -> GoalAnswer:  # fmt: skip
+    """The cheapest of `deployments`, with each chunk size and its best flags, that holds `goal`
+    on `gpus`, if not 0. NoTunedData without whole passes of one whole model, beside which DP
+    attention may be of a few layers; UsageError when none fits, or without a trace."""
     if traffic.trace is None:
         raise UsageError("a goal needs the requests of --trace")
-    intervals = f"intervals: {measured_runs(deployments[0])}"
+    intervals = f"intervals of times to first token: {measured_runs(deployments[0])}"
     notes = *notes_on(deployments[0], traffic), intervals
     fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
@@ -88,29 +87,41 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
     few = replace(traffic, requests=ceil(_SAMPLED * len(whole[0].requests(traffic))))
     parts = few, traffic
-    options = list[Deployment]()
-    for one in whole:  # those of one deployment share prices, and the flags that are best by them
-        one.count(few)
-        options += (one, *map(one.with_chunk, (chunk for chunk in CHUNKS if chunk != one.chunk)))
-    candidates = [_found(options, parts, goal, plugin=plugin) for plugin in (False, True)]
+    ranks = [one for one in fitting if one.model is not None and not one.exact and one.dp > 1]
+    groups = list[list[Deployment]]()
+    for group in (whole, ranks):
+        groups.append([])
+        for one in group:  # those of one share prices, and the flags that are best by them
+            one.count(few)
+            chunks = (chunk for chunk in CHUNKS if chunk != one.chunk)
+            groups[-1] += (one, *map(one.with_chunk, chunks))
+    ways = ((groups[0], False), (groups[0], True), (groups[1], False))
+    candidates = [_found(way, parts, goal, plugin, gpus) for way, plugin in ways if way]
+    by_ranks = candidates[2:]
     candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
     source, error, best = whole[0].source, whole[0].error, candidates[0]
+    if by_ranks:
+        notes = *notes, f"DP attention: {measured_runs(ranks[0])}; the plug-in leaves it alone"
+        error = ranks[0].error if best in by_ranks else error
     slower, sure = replace(goal, factor=1 + error), None
     if best.excess <= 1:
-        sure = _found(options, parts, slower, plugin=best.plugin, fewest=best.engines)
-    return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, notes)
+        options = groups[best in by_ranks]
+        sure = _found(options, parts, slower, best.plugin, gpus, fewest=best.engines)
+    return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, gpus, notes)
 
 
 def _found(
-    options: Sequence[Deployment], parts: _Parts, goal: Goal, *, plugin: bool, fewest: int = 1
-) -> Candidate:
+    options: Sequence[Deployment], parts: _Parts, goal: Goal, plugin: bool, gpus: int, *,
+    fewest: int = 1,
+) -> Candidate:  # fmt: skip
     """The candidate with the fewest engines that holds the goal, else the nearest."""
     best = cache(partial(_best, options, parts, goal, plugin))
-    counts = range(fewest, MOST_ENGINES + 1)
+    most = max(gpus // options[0].tp, 1) if gpus else MOST_ENGINES
+    counts = range(fewest, most + 1)
     at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
     if at < len(counts):
         return best(counts[at])
-    tried = [best(engines) for engines in (1, 2, 4, 8, 16, 32, 64)]
+    tried = [best(engines) for engines in sorted({1, 2, 4, 8, 16, 32, most}) if engines <= most]
     least = min(candidate.excess for candidate in tried)
     # More engines that come hardly nearer are not worth it.
     return next(candidate for candidate in tried if candidate.excess <= 1.05 * least)
@@ -145,18 +156,22 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
     first, *others = answer.candidates
     yield from (goal_headline(answer), "", f"    {first.command}", "")
     for candidate in others:
-        yield from (f"{_how(candidate)}: {_times(candidate)}", f"    {candidate.command}", "")
+        beyond = " (beyond the goal)" * (candidate.excess > 1)
+        text = f"{_how(candidate)}: {_times(candidate)}{beyond}"
+        yield from (text, f"    {candidate.command}", "")
     yield f"Priced by: {answer.source}; one in four measured passes is over {answer.error:.0%} off"
     yield "Not sure, or not counted:"
     yield "- engines take requests in turn: a router that follows prefixes does better"
     yield "- tried: chunks of 2048, 4096 and 8192; both KV formats where none is given"
-    yield "- not tried, as not measured as a whole: another --tp, DP attention, roles, drafts"
+    ranks = "" if len(answer.candidates) > 2 else "DP attention (only with --gpus), "
+    yield f"- not tried, as not measured as a whole: {ranks}another --tp, roles, drafts"
     yield from (f"- {note}" for note in answer.notes)
 
 
 def goal_headline(answer: GoalAnswer) -> str:
     """What holds the goal, in a sentence."""
     first, sure, trace = answer.candidates[0], answer.sure, answer.traffic
+    trace += f" with {answer.gpus} GPUs" if answer.gpus else ""
     if sure is None:
         return (
             f"Nothing that is priced holds it on {trace}. The nearest takes "
@@ -175,7 +190,8 @@ def goal_headline(answer: GoalAnswer) -> str:
 def _how(candidate: Candidate) -> str:
     engines = f"{candidate.engines} engines" if candidate.engines > 1 else "One engine"
     with_plugin = " with the plug-in" if candidate.plugin else ""
-    return f"{engines}{with_plugin} ({candidate.gpus} GPUs)"
+    ranks = " with DP attention" * ("--enable-dp-attention" in candidate.command)
+    return f"{engines}{with_plugin}{ranks} ({candidate.gpus} GPUs)"
 
 
 def _times(candidate: Candidate) -> str:

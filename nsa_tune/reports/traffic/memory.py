@@ -8,8 +8,7 @@ from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import CHECKPOINTS
 
 _GIB = 2**30
-_INDEX_KEY_BYTES = 132
-"""Of a token in the indexer's cache: 128 e4m3 values and their scale."""
+_INDEX_KEY_BYTES = 132  # of a token in the indexer's cache: 128 e4m3 values and their scale
 STATIC_FRACTION = 0.88
 """Share of a GPU that weights and KV pool may take where --mem-fraction-static is not given. The
 rest is for activations and CUDA graphs, those of the plug-in (up to 2.3 GiB) among them."""

@@ -22,17 +22,13 @@ _ROUTED, _CHOSEN = 256, 8
 """Experts of a layer in DeepSeek V3.2 and GLM-5, and how many a token is sent to."""
 _LONG = 2048
 """New tokens from which a prefill is fitted to before it is known what waits for the host."""
-_HOST_BOUND = 1.2
-"""A prefill that takes so many times what the GPU needs waited for its host."""
+_HOST_BOUND = 1.2  # a prefill that takes so many times what the GPU needs waited for its host
 _LAUNCHED = frozenset({PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER})
 """Ways in which the host launches parts of each layer."""
-_REACH = 0.5
-"""Octaves within which a measured pass corrects the model."""
-_DOUBT = 0.2
-"""How much the correction is drawn to none, in measured passes."""
+_REACH = 0.5  # octaves within which a measured pass corrects the model
+_DOUBT = 0.2  # how much the correction is drawn to none, in measured passes
 
-_Kind = tuple[PassMode, bool]
-"""The way of a pass, and whether it decodes."""
+_Kind = tuple[PassMode, bool]  # the way of a pass, and whether it decodes
 _Place = tuple[float, float, float]
 """Where a pass is among others of its kind: octaves of new tokens, context and sequences."""
 

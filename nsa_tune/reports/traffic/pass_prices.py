@@ -17,15 +17,12 @@ from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, Answers, Attenti
 from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses, shipped_passes
 from nsa_tune.reports.traffic.pass_model import NonAttentionModel, Observed, is_launched
 
-_MOST_ROWS = 512
-"""Rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more."""
+_MOST_ROWS = 512  # rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more
 Sums = tuple[int, int, int, int, int]
 """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs of a pass."""
 _QUEUED_LAYERS = 34  # that wait for the GPU at most, as CUDA queues 1024 launches: 31 to 38
 _FEWEST = 8
-"""Measured passes that a model needs."""
-_CELLS = 8
-"""Passes share a price if their tokens and pairs lie in the same eighth of an octave."""
+_CELLS = 8  # passes share a price if their tokens and pairs lie in the same eighth of an octave
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +31,7 @@ class PassPrice:
 
     us: Mapping[str, float]
     """By setup; infinite where a setup cannot run it. Attention alone without a model of passes."""
-    way: str
-    """How the plug-in runs it."""
+    way: str  # how the plug-in runs it
     launch_us: tuple[float, float] = (0.0, 0.0)
     """What the host needs to launch it, without and with the plug-in."""
 

@@ -22,10 +22,8 @@ from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.pass_prices import PricedShape
 from nsa_tune.reports.traffic.served import Setups, seconds_of
 
-_VIEW = "crossovers"
-"""The view that the page's script shows first; a replay has no other."""
-Row = dict[str, Any]
-"""A row of a table, by column; None where a cell says nothing."""
+_VIEW = "crossovers"  # the view that the page's script shows first; a replay has no other
+Row = dict[str, Any]  # a row of a table, by column; None where a cell says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,8 @@ class Replay:
     passes: dict[str, int]
     """"prefill" and "decode"."""
     whole_passes: bool
-    setups: list[Row]
-    """The default, each flag, the plug-in, over the same passes."""
-    ways: list[Row]
-    """Prefills with the plug-in, by the way that they run."""
+    setups: list[Row]  # the default, each flag, the plug-in, over the same passes
+    ways: list[Row]  # prefills with the plug-in, by the way that they run
     facts: dict[str, str]
     notes: list[str]
 
@@ -71,7 +67,7 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
         "KV pool": f"{scheduler.pool_tokens} tokens",
     }  # fmt: skip
     whole = deployment.model is not None
-    runs = [f"intervals: {measured_runs(deployment)}"] if simulated else []
+    runs = [f"intervals of times to first token: {measured_runs(deployment)}"] if simulated else []
     notes = [*runs, *notes_on(deployment, traffic)]
     headline = _headline(setups, best, whole, foreign)
     if deployment.memory is not None and not deployment.fits:

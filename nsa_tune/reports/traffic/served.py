@@ -32,14 +32,11 @@ class Setups(NamedTuple):
 class Served:
     """A trace in one engine, under one setup."""
 
-    span_s: float
-    """From the first arrival to the last."""
-    wall_s: float
-    """From the first arrival to the last token."""
+    span_s: float  # from the first arrival to the last
+    wall_s: float  # from the first arrival to the last token
     ttft_s: dict[str, float]
     """Time to the first token: "mean", "p50" and "p90" over the requests."""
-    tpot_s: dict[str, float]
-    """Time of an output token after the first, likewise."""
+    tpot_s: dict[str, float]  # time of an output token after the first, likewise
     output_tokens_per_s: float
 
     @property
