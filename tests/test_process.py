@@ -51,3 +51,11 @@ def test_a_reader_that_leaves_early_is_no_traceback(database: Path) -> None:
     )
 
     assert "Traceback" not in done.stderr
+
+
+def test_without_rich_and_typer_a_sentence_names_both(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')\n")
+    done = _process("doctor", PYTHONPATH=str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "nsa-tune: commands need two more packages: pip install rich typer\n"

@@ -72,7 +72,8 @@ def gpus(
         key = f"{key} --kv-dtype {row.kv_dtype}"
         say(plain(f"A table is shown by: nsa-tune report {key}"))
         say(plain(f"and answers for a batch: nsa-tune lookup {key} extend:1920+128"))
-        say("An engine with the plug-in loads its own; `nsa-tune advise` says which flags to set.")
+        say("An engine with the plug-in loads its own, GLM-5.2 those of glm-5, other heads none.")
+        say("`nsa-tune advise` says which flags to set.")
 
 
 def _measured(database: Path | None) -> Iterator[_Measured]:
@@ -96,7 +97,8 @@ def _instead(gpu: str, database: Path | None) -> str:
         return (
             f"{run} Until then `advise`, `replay` and `lookup` show times of {alike[0]}"
             f"{''.join(f', or where that has no table {name}' for name in alike[1:])}, of the same "
-            f"architecture ({arch}), which may be several times off; no plug-in takes them."
+            f"architecture ({arch}), which may be several times off; no plug-in takes them: "
+            "SGLang's then does only what a start of the engine proves, vLLM's nothing."
         )
     return f"{run} Until then `advise` has no answer, as no other GPU's times stand for it."
 

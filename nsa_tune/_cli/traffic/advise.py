@@ -6,6 +6,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from nsa_tune.reports.analysis import dense_rules
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import WITH_DP, WITH_POOL, Advice
 from nsa_tune.reports.traffic.advice import advise as advised
-from nsa_tune.reports.traffic.answer import lines
+from nsa_tune.reports.traffic.answer import larger_tp, lines
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
 from nsa_tune.reports.traffic.launch import Launch
 
@@ -43,13 +44,8 @@ def advise(
         str | None,
         typer.Option("--ttft-p90", help="Goal: time to first token of nine in ten requests: 2s."),
     ] = None,
-    tpot: Annotated[
-        str | None, typer.Option("--tpot", help="Goal: mean time of an output token: 30ms.")
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", min=1, help="GPUs that there are; data-parallel attention, too."),
-    ] = None,
+    tpot: Annotated[str | None, typer.Option("--tpot", help="Goal: mean of a token: 30ms.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that there are.")] = None,
     *,
     options: EngineOptions,
     table: PricingOptions,
@@ -95,6 +91,12 @@ def advise(
         else:
             answer = advised(deployment, traffic, beside, gpus or 0)
             text = lines(answer)
+            if deployment.memory and not deployment.fits and not json:  # what does, below
+                tp = f"{launch.name('tp')} {larger_tp(deployment.memory, launch)}"
+                more = replace(options, flags=f"{options.flags} {tp}")
+                with suppress(NoTunedData, UsageError):
+                    fitting = advised(replace(table, heads=None).deployment(engine, more), traffic)
+                    text = chain(text, ("", "What fits:"), lines(fitting))
     if json:
         print_document({**answer.document(), "left_out": [*launch.misspelled.values()]})
     else:

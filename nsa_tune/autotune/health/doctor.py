@@ -64,8 +64,6 @@ class Diagnosis:
             (State.WARN, f"This machine can {self.task}, but look at this first"),
         ):
             found = [finding for finding in self.findings if finding.state is state]
-            if len(found) == 1 and state is State.FAIL:
-                return f"{words}: {found[0].text}."
             if found:
                 return f"{words}: {', '.join(dict.fromkeys(each.subject for each in found))}."
         return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."

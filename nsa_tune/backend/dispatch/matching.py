@@ -104,4 +104,5 @@ def _keys(db: Path | None, wanted: tables.Wanted) -> Iterator[tuple[str, Key]]:
     """(source, key) of every table that can be read; `find` has warned of the others."""
     for path in places.sources(db, wanted):
         with suppress(StoreError):
-            yield from [(str(path), key) for key in tables.keys_in(path)]
+            name = places.name_of(path) or str(path)
+            yield from [(name, key) for key in tables.keys_in(path)]

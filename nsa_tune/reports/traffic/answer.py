@@ -41,7 +41,7 @@ def headline(advice: Advice) -> str:
     """What to do, and what it gives, in one sentence."""
     memory = advice.memory
     if memory is not None and not memory.fits:
-        return does_not_fit(memory, advice.given, advice.gpus)
+        return does_not_fit(memory, advice.given)
     given, advised, text = advice.outcomes[0], advice.usual, "no flag is surely faster"
     assert advised is not None
     if ranks := advice.ranks:
@@ -105,8 +105,7 @@ def which(
     a, b = names
     room = f"{b} holds {other.pool_tokens / one.pool_tokens:.1f} times the tokens"
     if one.served is None or other.served is None:
-        unknown = "Not known, as whole passes were not measured"
-        return f"{unknown}: send the trace to an engine with each; {room}"
+        return f"Not known, as whole passes were not measured: send the trace to each; {room}"
     needed = [_needs(outcome, tp) for outcome in (one, other)]
     needs, count = f"both need {needed[0]}", "there"
     if needed[0] != needed[1]:
@@ -132,14 +131,19 @@ def _plugins(advice: Advice, order: int) -> str:
     return f"; with the plug-in {times[0]} (fp8: {times[1]})" if len(times) == 2 else ""
 
 
-def does_not_fit(memory: Memory, launch: Launch, gpus: int = 0) -> str:
+def larger_tp(memory: Memory, launch: Launch) -> int:
+    """GPUs on which the weights leave room."""
+    usable, tp = memory.static_fraction * memory.device_gib, launch.number("tp") or 1
+    return max(2 * tp, 1 << ceil(log2(tp * memory.weights_gib / usable)))
+
+
+def does_not_fit(memory: Memory, launch: Launch) -> str:
     """Why, and what to do."""
     usable, tp = memory.static_fraction * memory.device_gib, launch.number("tp") or 1
-    larger = max(2 * tp, 2 ** ceil(log2(tp * memory.weights_gib / usable)))
     return (
-        f"This does not fit: the weights take {memory.weights_gib:.0f} GiB of each GPU, and "
-        f"{usable:.0f} of its {memory.device_gib:.0f} GiB are for weights and KV pool. Use more "
-        f'GPUs: --flags "{launch.name("tp")} {larger}".'
+        f"This does not fit on {tp} GPU{'s' * (tp > 1)}: the weights take {memory.weights_gib:.0f} "
+        f"GiB of each, and {usable:.0f} of its {memory.device_gib:.0f} GiB are for weights and KV "
+        f'pool. Use more: --flags "{launch.name("tp")} {larger_tp(memory, launch)}".'
     )
 
 

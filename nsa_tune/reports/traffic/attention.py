@@ -46,8 +46,7 @@ class Attention:
 
     us: Mapping[str, float]
     """By setup: all layers' attention, infinite where a flag names a kernel that cannot run."""
-    dense_us: float | None
-    """All layers by MHA, where that is exact and measured."""
+    dense_us: float | None  # all layers by MHA, where that is exact and measured
 
 
 class AttentionPrices:

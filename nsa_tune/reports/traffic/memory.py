@@ -21,8 +21,7 @@ class Memory:
     device_gib: float
     weights_gib: float
     static_fraction: float
-    token_bytes: int
-    """What a token takes in all layers, in the KV pool and in the indexer's cache."""
+    token_bytes: int  # what a token takes in all layers, in the KV pool and in the indexer's cache
 
     @property
     def pool_gib(self) -> float:

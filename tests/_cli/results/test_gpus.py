@@ -42,6 +42,7 @@ def test_the_document_says_for_which_heads_whole_passes_ship(ships: Shell) -> No
 def test_of_a_gpu_without_tables_it_is_said_whose_times_answer(ships: Shell) -> None:
     pcie, b200 = (ships("gpus", gpu).out for gpu in ("H100 PCIe", "b200"))
     assert pcie.startswith("Not measured: NVIDIA H100 PCIe. Measure first: `nsa-tune run`")
+    assert "SGLang's then does only what a start of the engine proves" in pcie
     assert "of NVIDIA H100 80GB HBM3, or where that has no table NVIDIA H200" in pcie
     assert "`nsa-tune run` on it. Until then `advise` has no answer" in b200
 
@@ -50,7 +51,7 @@ def test_what_to_do_with_a_table_is_told(ships: Shell) -> None:
     v4, *told = ships("tables", "H200").err.splitlines()
 
     assert "DeepSeek V4's tables are for reports" in v4
-    assert (len(told), "advise" in told[2]) == (3, True)
+    assert (len(told), "GLM-5.2" in told[2], "advise" in told[3]) == (4, True, True)
     for line in told[:2]:
         assert ships(*shlex.split(line.partition(": nsa-tune ")[2])).code == 0
 

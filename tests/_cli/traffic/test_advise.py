@@ -92,15 +92,16 @@ def test_where_nothing_is_surely_faster_the_answer_is_to_keep(advise: Any, trace
 def test_what_does_not_fit_is_no_answer(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", "--tp 4")
 
-    assert answer.out.startswith("This does not fit: the weights take 157 GiB of each GPU")
-    assert not COMMAND.findall(answer.out)
+    assert answer.out.startswith("This does not fit on 4 GPUs: the weights take 157 GiB of each")
+    assert command_of(answer)[-2:] == ["--tp", "8"]
+    assert "\nWhat fits:\nKeep what you have: " in answer.out
     assert not json.loads(advise("--trace", trace, "--flags", "--tp 4", "--json").out)["fits"]
 
 
 def test_what_does_not_fit_names_flags_that_do_and_nothing_more(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace)
 
-    assert answer.out.endswith('Use more GPUs: --flags "--tp 8".\n')
+    assert answer.out.splitlines()[0].endswith('Use more: --flags "--tp 8".')
     flags = answer.out.split('"')[1]
     assert json.loads(advise("--trace", trace, "--flags", flags, "--json").out)["fits"]
 
@@ -138,7 +139,7 @@ def test_so_many_gpus_run_as_tensor_or_data_parallel_ranks(advise: Any, crowd: s
     assert re.search(r" is [\d.]+ s with 2 engines\. As given, they serve \d+%\.$", first)
     assert command_of(answer)[-3:] == ["--dp", "8", "--enable-dp-attention"]
     assert ranks.startswith("TP8 or DP attention? DP attention takes fewer GPUs: TP8 needs ")
-    assert few.startswith("This does not fit: ")
+    assert few.startswith("This does not fit on 4 GPUs: ")
     glm = advise("--trace", crowd, "--gpus", "8", "--model", "glm-5").out
     assert "with DP attention it is not priced: its whole passes were not measured" in glm
 
@@ -462,11 +463,14 @@ def test_a_gpu_without_engine_passes_is_told(capsys: pytest.CaptureFixture[str])
     assert "The plug-in:" not in answer.out
 
 
-def test_a_gpu_that_no_times_stand_for_gets_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_no_times_stand_for_gets_no_answer(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     answer = Shell(capsys)("advise", "--gpu", "B200", "--flags", "--tp 8")
 
     assert (answer.code, answer.out) == (3, "")
     assert "no answer for NVIDIA B200: see `nsa-tune gpus`" in answer.err
+    assert "the nearest table, shipped:h100-80gb-hbm3_deepseek-v3.2_h16_bf16, " in caplog.text
 
 
 def test_another_gpus_times_promise_nothing_of_the_plugin(

@@ -184,7 +184,7 @@ def test_a_database_is_counted(tmp_path: Path) -> None:
     [
         ((State.OK, State.NOTE), True, "OK: this machine is ready"),
         ((State.OK, State.WARN), True, "This machine can measure, but look at this first: one."),
-        ((State.WARN, State.FAIL), False, "This machine cannot measure: text."),
+        ((State.WARN, State.FAIL), False, "This machine cannot measure: one."),
         ((State.FAIL, State.FAIL), False, "This machine cannot measure: one."),
     ],
 )
