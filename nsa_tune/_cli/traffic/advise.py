@@ -68,7 +68,10 @@ def advise(
     table = table.named(launch)
     answer: dense_rules.DenseAdvice | Advice | GoalAnswer
     if family_of(table.model) == "mla":
-        answer = dense_rules.advised(table.dense(launch, trace, ttft_p90, tpot), str(engine))
+        answer = dense_rules.advised(table.dense(launch, ttft_p90, tpot), str(engine))
+        if trace is not None:
+            unread = f"The trace is not read: passes of {table.model} are not priced."
+            answer = replace(answer, note=f"{answer.note} {unread}")
         text = iter(answer.lines())
     else:
         goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))

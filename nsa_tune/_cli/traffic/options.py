@@ -121,12 +121,11 @@ class PricingOptions(DispatcherOptions):
         return replace(self, model=model)
 
     def dense(self, launch: Launch, *unread: object) -> Dispatcher:
-        """The table of a model that runs dense MLA, whose passes are not priced: UsageError when
-        any of `unread` is given, which they would need."""
+        """The table of a model that runs dense MLA; UsageError when any of `unread` is given."""
         if any(option is not None for option in unread):
             raise UsageError(
-                f"passes of {self.model} are not priced, so no trace and no goal is read: without "
-                "them, advise says what the engines' thresholds lose in attention"
+                f"passes of {self.model} are not priced, so no goal is looked for: without "
+                "one, advise says what the engines' thresholds lose in attention"
             )
         heads = self.heads or heads_of(None, self.model or "") // (launch.number("tp") or 1)
         return replace(self, heads=heads, kv_dtype=self.kv_dtype or KvDtype.BF16).open()

@@ -27,11 +27,14 @@ _PREFIXES = (0, *(2**k for k in range(7, 18)))
 _NEW = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 """New tokens up to which vLLM may absorb."""
 _ABSORBED = {"sglang": "mla/fa3", "vllm": "mla/fa3_paged"}
+_EAGER = (
+    "Not ranked: without a graph a pass waits for its launches, which is not counted. In the one "
+    "engine that ran first tokens took up to three times as long (docs/gains.md): keep the graphs."
+)
 _WHOLE, _MERGED = "mha/sgl_fa3", "mha/sgl_fa3_merged"
 
 _NOTES = {
-    "sglang": "Attention alone. A pass without a graph also waits for its launches, which counts "
-    f"for few new tokens; {THRESHOLD} is read without a graph only.",
+    "sglang": f"Attention alone. {THRESHOLD} is read without a graph only.",
     "vllm": "Attention alone. The plug-in lowers the threshold for a step, where it is asked to.",
 }
 
@@ -47,6 +50,8 @@ class Rule:
     """What attention takes more than by the faster path, on the mean over batches."""
     worst: float
     worst_batch: str
+    waits: bool = False
+    """Whether its passes run without a graph, and so wait for what is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +73,11 @@ class DenseAdvice:
         yield f"{self.subject}: attention over the faster path, on {self.batches} measured batches"
         yield ""
         width = max(len(rule.name) for rule in self.rules)
-        for rule in self.rules:
-            yield (
-                f"{rule.name:<{width}}  mean {rule.mean:7.1%}  worst {rule.worst:8.0%}  "
-                f"on {rule.worst_batch}"
-            )
+        for rule in sorted(self.rules, key=lambda rule: rule.waits):
+            name = f"{rule.name}{' *' * rule.waits}".ljust(width + 4)
+            yield f"{name}mean {rule.mean:7.1%}  worst {rule.worst:8.0%}  on {rule.worst_batch}"
+        if any(rule.waits for rule in self.rules):
+            yield f"* {_EAGER}"
         yield ""
         yield self.note
 
@@ -144,4 +149,5 @@ def _mean(path: Path, costs: Mapping[Batch, Mapping[str, float]]) -> float:
 
 def _rule(name: str, path: Path, costs: Mapping[Batch, Mapping[str, float]]) -> Rule:
     worst = max(costs, key=lambda batch: regret(costs[batch], path(batch)))
-    return Rule(name, _mean(path, costs), regret(costs[worst], path(worst)), str(worst))
+    waits = "--disable-prefill-cuda-graph" in name or THRESHOLD in name
+    return Rule(name, _mean(path, costs), regret(costs[worst], path(worst)), str(worst), waits)

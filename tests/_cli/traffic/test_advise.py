@@ -284,7 +284,9 @@ def test_decodes_that_were_not_counted_take_no_time(advise: Any) -> None:
 
 
 def test_dense_mla_is_judged_by_the_local_heads_of_the_flags(advise: Any) -> None:
-    assert "deepseek-v3, 16 local heads" in advise("--flags", "--tp 8 --model x/DeepSeek-V3").out
+    flags = "--tp 8 --model x/DeepSeek-V3"
+    assert "deepseek-v3, 16 local heads" in advise("--flags", flags).out
+    assert "The trace is not read" in advise("--flags", flags, "--trace", "t.csv").out
 
 
 def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> None:

@@ -74,5 +74,7 @@ def test_the_text_names_each_rule_with_what_it_loses() -> None:
     assert [line.split("  ")[0] for line in rules[:3]] == [
         "SGLang 0.5.23, absorbing prefill graphs",
         "--cuda-graph-backend-prefill full",
-        "--disable-prefill-cuda-graph",
+        "--disable-prefill-cuda-graph *",
     ]
+    assert any(line.startswith("* Not ranked: ") for line in _advice("sglang").lines())
+    assert not any("Not ranked" in line for line in _advice("vllm").lines())
