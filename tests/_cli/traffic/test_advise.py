@@ -265,18 +265,6 @@ def test_a_model_is_known_by_its_path(path: str | None, model: str | None) -> No
     assert known_model(path) == model
 
 
-def test_a_model_that_is_not_known_is_not_priced_as_another(advise: Any) -> None:
-    unknown = advise("--flags", "--tp 8 --model-path meta-llama/Llama-3")
-
-    assert (unknown.code, unknown.out) == (2, "")
-    assert "meta-llama/Llama-3 names no known model" in unknown.err
-
-
-def test_gpus_that_do_not_divide_the_heads_are_refused(advise: Any) -> None:
-    message = "--tp 3 does not divide deepseek-v3.2's 128 heads"
-    assert message in advise("--flags", "--tp 3").err
-
-
 def test_decodes_that_were_not_counted_take_no_time(advise: Any) -> None:
     rows = re.findall(r"^    as given .*$", advise("--flags", "--tp 16").out, re.M)
 
@@ -356,15 +344,6 @@ def test_the_kv_format_that_is_asked_for_is_priced(
 
     assert "fp8" in found["source"]
     assert found["outcomes"][0]["name"] == "as given"
-
-
-def test_an_option_that_contradicts_the_flags_is_refused(advise: Any, trace: str) -> None:
-    answer = advise("--trace", trace, "--flags", FP8, "--kv-dtype", "bf16")
-    ranks = advise("--heads", "16", "--flags", "--dp 8 --enable-dp-attention")
-
-    assert (answer.code, ranks.code) == (2, 2)
-    assert "--kv-dtype bf16 contradicts --kv-cache-dtype" in answer.err
-    assert "--heads 16 contradicts --dp" in ranks.err
 
 
 def test_with_and_without_a_trace_the_same_flag_is_advised(advise: Any, trace: str) -> None:
@@ -498,6 +477,9 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
         (("--model", "deepseek-v4", "--kv-dtype", "fp8"), "deepseek-v4 are not priced"),
         (("--model", "kimi-k2", "--ttft-p90", "2s"), "kimi-k2 are not priced"),
         (("--trace", "/nowhere"), "cannot be read"),
+        (("--flags", "--model-path meta-llama/Llama-3"), "Llama-3 names no known model"),
+        (("--flags", "--tp 3"), "--tp 3 does not divide deepseek-v3.2's 128 heads"),
+        (("--flags", FP8, "--kv-dtype", "bf16"), "bf16 contradicts --kv-cache-dtype"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(
@@ -505,7 +487,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(
 ) -> None:
     answer = advise(*arguments)
 
-    assert answer.code == 2
+    assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
 
 
