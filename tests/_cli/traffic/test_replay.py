@@ -73,7 +73,7 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
 def test_what_does_not_fit_serves_no_requests(replay: Any, trace: Path) -> None:
     found = document(replay, trace)
 
-    assert found["headline"].startswith("This does not fit: ")
+    assert found["headline"].startswith("This does not fit on 1 GPU: ")
     assert {row["TTFT mean s"] for row in found["setups"]} == {None}
 
 

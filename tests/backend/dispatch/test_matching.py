@@ -102,7 +102,7 @@ def test_a_miss_names_the_fields_of_the_nearest_table(tmp_path: Path) -> None:
 
     text = nothing_for(None, Wanted("Test GPU", "deepseek-v3.2", 64, "fp8_packed"))
 
-    assert "near.tsv, differs in heads ('16' there); measure with" in text
+    assert "shipped:near, differs in heads ('16' there); measure with" in text
 
 
 @pytest.mark.usefixtures("no_other_tables")
