@@ -188,14 +188,17 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
 def union_keys(batch: Batch, topk: int) -> tuple[float, float]:
     """Keys that any of four neighbouring rows reads, if each row chooses at random: of all fours,
     and of the longest."""
-    total, longest = 0.0, 0.0
+    total = longest = 0.0
     for prefix, new, count in schedules.sequences(batch):
         # Fours run on from one sequence into the next.
-        fours = new / 4 if new % 4 == 0 else (new + 3) / 4
-        keys = prefix + new / 2
-        each = keys * (1 - max(1 - topk / keys, 0.0) ** (new / fours))
+        fours, each = (new + 3 if new % 4 else new) / 4, prefix + new / 2
+        if each > topk:
+            each *= 1 - (1 - topk / each) ** (new / fours)
         total += count * fours * each
-        longest = max(longest, each * min(max(4 / new, 1.0), count))
+        # Fewer rows than four share theirs with the next sequence.
+        reached = each if new > 3 else each * min(4 / new, count)
+        if reached > longest:
+            longest = reached
     return total, longest
 
 
