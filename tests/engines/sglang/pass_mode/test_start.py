@@ -164,7 +164,7 @@ def test_another_version_of_the_engine_measures_a_few_passes_only(
     assert _modes(_started()) == [Mode.DECODE]
     (only,) = asked
     assert all(only(place_of(time)) for time in MEASURED)
-    assert not only(place_of(replace(MEASURED[0], context=1024)))
+    assert not only(place_of(replace(MEASURED[0], mode=PassMode.TABLE_KERNEL)))
 
 
 def test_a_way_that_was_found_wrong_is_off_whatever_its_times(

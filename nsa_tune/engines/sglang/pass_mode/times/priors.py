@@ -24,7 +24,7 @@ _MAY_DIFFER = frozenset({
 what another number of ranks adds is the all-reduce, to every way. Of whole-pass graphs few are
 timed, and between them times are interpolated."""
 _SIZES = frozenset({"prefill_sizes", "decode_sizes"})
-"""A graph takes the same whichever others there are. Sizes unknown there are measured here."""
+"""A graph takes the same whichever others there are. What was not timed there is timed here."""
 _DRAFTS = "draft_tokens"
 """Says something of decode graphs only. With drafts passes return hidden states besides."""
 _USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER)
@@ -71,15 +71,15 @@ def prior(key: Mapping[str, Any], table: str | None) -> PassTimes | None:
 def wanted(
     known: Sequence[PassTime], off: frozenset[PassMode], *, table: bool
 ) -> Callable[[Place], bool]:
-    """Which passes to measure: the anchors, and all of ways and sizes of which no time is known.
+    """Which passes to measure: the anchors, and all of which no time is known.
 
     `table`: whether one chooses kernels here.
     """
-    places, sizes = anchors(known, off), {(time.mode, time.q_tokens) for time in known}
-    if not table or any(mode is PassMode.TABLE_KERNEL for mode, _ in sizes):
+    places, there = anchors(known, off), set(map(place_of, known))
+    if not table or any(place[0] is PassMode.TABLE_KERNEL for place in there):
         # Where the table's kernel is SGLang's own, it was not timed.
-        sizes |= {(PassMode.TABLE_KERNEL, size) for way, size in sizes if way is PassMode.ENGINE}
-    return lambda place: place in places or place[:2] not in sizes
+        there |= {(PassMode.TABLE_KERNEL, *at[1:]) for at in there if at[0] is PassMode.ENGINE}
+    return lambda place: place in places or place not in there
 
 
 def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Place]:
