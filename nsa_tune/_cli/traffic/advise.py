@@ -69,13 +69,14 @@ def advise(
     answer: dense_rules.DenseAdvice | Advice | GoalAnswer
     if family_of(table.model) == "mla":
         answer = dense_rules.advised(table.dense(launch, ttft_p90, tpot), str(engine))
-        if trace is not None:
-            unread = f"The trace is not read: passes of {table.model} are not priced."
-            answer = replace(answer, note=f"{answer.note} {unread}")
+        unread = f" The trace is not read: passes of {table.model} are not priced."
+        answer = replace(answer, note=answer.note + unread * (trace is not None))
         text = iter(answer.lines())
     else:
         goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
         deployment = table.deployment(engine, options)
+        if gpus is not None and gpus < deployment.tp:
+            raise UsageError(f"--gpus {gpus} is too few: one engine takes {deployment.tp}")
         traffic = options.traffic(trace)
         other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
         other = partial(table.deployment, engine, options, kv_dtype=other_kv)

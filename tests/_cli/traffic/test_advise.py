@@ -131,7 +131,6 @@ def test_the_other_formats_row_says_its_flags(advise: Any, trace: str) -> None:
 def test_so_many_gpus_run_as_tensor_or_data_parallel_ranks(advise: Any, crowd: str) -> None:
     answer = advise("--trace", crowd, "--gpus", "17")
     first, _, ranks, *_ = answer.out.splitlines()
-    few = advise("--trace", crowd, "--gpus", "5").out
     split = advise("--trace", crowd, "--gpus", "17", "--heads", "16").out.splitlines()
 
     assert split[2] == ranks
@@ -139,7 +138,7 @@ def test_so_many_gpus_run_as_tensor_or_data_parallel_ranks(advise: Any, crowd: s
     assert re.search(r" is [\d.]+ s with 2 engines\. As given, they serve \d+%\.$", first)
     assert command_of(answer)[-3:] == ["--dp", "8", "--enable-dp-attention"]
     assert ranks.startswith("TP8 or DP attention? DP attention takes fewer GPUs: TP8 needs ")
-    assert few.startswith("This does not fit on 4 GPUs: ")
+    assert advise("--trace", crowd, "--gpus", "5").out.startswith("This does not fit on 4 GPUs: ")
     glm = advise("--trace", crowd, "--gpus", "8", "--model", "glm-5").out
     assert "with DP attention it is not priced: its whole passes were not measured" in glm
 
@@ -478,6 +477,7 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
         (("--model", "kimi-k2", "--ttft-p90", "2s"), "kimi-k2 are not priced"),
         (("--trace", "/nowhere"), "cannot be read"),
         (("--flags", "--model-path meta-llama/Llama-3"), "Llama-3 names no known model"),
+        (("--flags", "--tp 8", "--gpus", "4"), "--gpus 4 is too few: one engine takes 8"),
         (("--flags", "--tp 3"), "--tp 3 does not divide deepseek-v3.2's 128 heads"),
         (("--flags", FP8, "--kv-dtype", "bf16"), "bf16 contradicts --kv-cache-dtype"),
     ],
