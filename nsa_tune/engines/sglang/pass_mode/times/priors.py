@@ -71,10 +71,8 @@ def prior(key: Mapping[str, Any], table: str | None) -> PassTimes | None:
 def wanted(
     known: Sequence[PassTime], off: frozenset[PassMode], *, table: bool
 ) -> Callable[[Place], bool]:
-    """Which passes to measure: the anchors, and all of which no time is known.
-
-    `table`: whether one chooses kernels here.
-    """
+    """Which passes to measure: the anchors, and all of which no time is known. `table`: whether one
+    chooses kernels here."""
     places, there = anchors(known, off), set(map(place_of, known))
     if not table or any(place[0] is PassMode.TABLE_KERNEL for place in there):
         # Where the table's kernel is SGLang's own, it was not timed.
