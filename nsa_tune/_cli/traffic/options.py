@@ -71,7 +71,7 @@ class EngineOptions:
             "from them. KV format, chunk size, drafts, parallelism.",
         ),
     ] = ""
-    requests: Annotated[int | None, typer.Option("--requests", min=1, help="Else all.")] = None
+    requests: Annotated[int | None, typer.Option("--requests", min=1, help="Default: all.")] = None
     speed: Annotated[
         float,
         typer.Option("--speed", min=1e-6, help="How much faster than in the trace requests come."),
@@ -79,7 +79,7 @@ class EngineOptions:
     acceptance: Annotated[
         float, typer.Option("--acceptance", min=0, max=1, help="Share of drafted tokens accepted.")
     ] = 0.7
-    version: Annotated[str | None, typer.Option("--engine-version", help="Else the newest.")] = None
+    version: Annotated[str | None, typer.Option("--engine-version", help="Default: newest.")] = None
     pass_times: Annotated[
         Path | None,
         typer.Option(
