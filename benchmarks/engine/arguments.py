@@ -77,7 +77,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--decode-configurations", default="", help="names; default: the default and the plug-in")
     add(
         "--trace", type=Path, action="append", default=[],
-        help="jsonl, FILE=configurations, or FILE=configurations=SHARE of repeated tokens",
+        help="jsonl, or FILE=configurations=SHARE of repeated tokens=rounds, as many as needed",
     )  # fmt: skip
     add("--requests", type=int, default=64, help="the first so many of a trace")
     add("--longest", type=int, default=32768, help="leave out requests with longer prompts")

@@ -38,13 +38,13 @@ class _Replays:
     """All replays of one trace."""
 
     def __init__(self, session: Session, options: argparse.Namespace, given: str) -> None:
-        name, names, share = (*given.split("="), "", "")[:3]
+        name, names, share, rounds = (*given.split("="), "", "", "")[:4]
         repeats = float(share) if share else None
         session.select(repeats)
         self._session = session
         self._path = path = Path(name)
         self._concurrency = options.concurrency
-        self._rounds = options.rounds
+        self._rounds = int(rounds or options.rounds)
         self._requests = read_trace(
             path, most=options.requests, longest=options.longest, out_tokens=options.out_tokens
         )

@@ -82,10 +82,11 @@ def test_keys_are_selected_by_content_where_tokens_repeat(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
     (trace := tmp_path / "long.jsonl").write_text('{"segments": [["a", 9]], "output_length": 1}')
-    options = ("--tests", "prefill,trace", "--grid", "0:64:1:0.5,0:64:1")
-    found = _measured(tmp_path, *options, "--trace", f"{trace}=default,eager=0.5")
-    assert list(found["tests"]["trace"][0]["configurations"]) == ["default", "eager"]
-    assert [on for on, _ in groupby(engines[0].by_content)] == [False, True, False, True]
+    options = ("--grid", "0:64:1:0.5,0:64:1", "--trace", f"{trace}=default,eager=0.5=3")
+    found = _measured(tmp_path, "--tests", "prefill,trace", *options)["tests"]
+    rows = found["trace"][0]["configurations"]
+    assert {one: rows[one]["rounds"] for one in rows} == {"default": 3, "eager": 3}
+    assert [on for on, _ in groupby(engines[0].by_content)] == [False, True] * 2
 
 
 def test_states_of_prefills_are_compared_row_by_row(
@@ -136,9 +137,8 @@ def test_a_trace_is_replayed_in_each_configuration(
         '{"segments": [["head", 128], ["turn 1", 40]], "output_length": 3, "session": 1}\n'
         '{"segments": [["head", 128], ["turn 2", 60]], "output_length": 3, "session": 1}\n'
     )
-    found = _measured(tmp_path, "--tests", "trace", "--trace", str(trace))
+    (row,) = _measured(tmp_path, "--tests", "trace", "--trace", str(trace))["tests"]["trace"]
 
-    (row,) = found["tests"]["trace"]
     assert row["requests"] == 2 and row["warm_tokens"] == 128 and row["prompt_tokens"] == 356
     # The prefix is cached, the turns are new in each replay.
     assert row["configurations"]["default"]["prefill_gpu_ms"] == 100
