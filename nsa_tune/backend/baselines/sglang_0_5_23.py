@@ -150,4 +150,4 @@ def _dense_path(name: str, dense: Callable[[Setting], str | Choose]) -> Baseline
 SGLANG_0_5_17 = _dense_path("SGLang 0.5.17", dense_eagerly)
 """Leaves dense MLA out of prefill graphs, as 0.5.23 does with --disable-prefill-cuda-graph."""
 SGLANG_0_5_23_FULL = _dense_path("SGLang 0.5.23, full prefill graphs", _dense_in("mha"))
-"""With --cuda-graph-backend-prefill full, which captures MHA with the prefix in chunks."""
+"""With --cuda-graph-backend-prefill full: MHA, by FlashAttention-3 as if no token were cached."""

@@ -32,9 +32,9 @@ _EAGER = (
     "engine that ran first tokens took up to three times as long (docs/gains.md): keep the graphs."
 )
 _WHOLE, _MERGED = "mha/sgl_fa3", "mha/sgl_fa3_merged"
-
 _NOTES = {
-    "sglang": f"Attention alone. {THRESHOLD} is read without a graph only.",
+    "sglang": f"Attention alone. {THRESHOLD} is read without a graph only. `full` gives wrong "
+    "answers behind cached tokens: by SGLang's source it is captured as if there were none.",
     "vllm": "Attention alone. The plug-in lowers the threshold for a step, where it is asked to.",
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,7 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
-from tests.engines.sglang.wheels import Wheel, wheel_of
-from tests.engines.wheels import Unreachable
+from tests.engines.sglang.wheels import Wheel
 
 _METHODS = "sglang/srt/models/deepseek_common/attention_backend_handler.py"
 _H200 = Setting(profile_of("deepseek-v3"), 16, KVLayout.BF16, KNOWN["NVIDIA H200"])
@@ -29,16 +29,13 @@ class _Method(Enum):
     MHA_CHUNKED_KV = auto()
 
 
-@pytest.fixture(params=["0.5.17", "0.5.23"])
-def dense_wheel(request: pytest.FixtureRequest) -> Wheel:
+@pytest.fixture(params=["oldest", "newest"])
+def dense_wheel(request: pytest.FixtureRequest) -> Any:
     """The releases whose choices are written down."""
-    try:
-        return wheel_of(request.param)
-    except Unreachable as problem:
-        pytest.skip(str(problem))
+    return request.getfixturevalue(request.param)
 
 
-def _handler(wheel: Wheel, *, in_graph: bool) -> Callable[[Batch], tuple[str, str]]:
+def _handler(wheel: Wheel, *, in_graph: bool, cached: int = 1) -> Callable[..., tuple[str, str]]:
     """The path and the kernel that the engine's own function takes with FlashAttention-3."""
     names = {
         "AttnForwardMethod": _Method,
@@ -52,13 +49,9 @@ def _handler(wheel: Wheel, *, in_graph: bool) -> Callable[[Batch], tuple[str, st
     for helper in ("_get_sum_extend_prefix_lens", "_support_mha_one_shot"):
         names[helper] = wheel.compiled(_METHODS, helper, names)
     choose = wheel.compiled(_METHODS, "_handle_attention_backend", names)
-    threshold = 8192
-    assert f"SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD = EnvInt({threshold})" in wheel.text(
-        "sglang/srt/environ.py"
-    )
-    attn = SimpleNamespace(
-        chunked_prefix_cache_threshold=threshold, disable_chunked_prefix_cache=False
-    )
+    variables = wheel.text("sglang/srt/environ.py")
+    assert "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD = EnvInt(8192)" in variables
+    attn = SimpleNamespace(chunked_prefix_cache_threshold=8192, disable_chunked_prefix_cache=False)
     mode = SimpleNamespace(is_extend_without_speculative=lambda: True)
 
     def taken(batch: Batch) -> tuple[str, str]:
@@ -66,7 +59,7 @@ def _handler(wheel: Wheel, *, in_graph: bool) -> Callable[[Batch], tuple[str, st
         given = SimpleNamespace(
             forward_mode=mode,
             extend_prefix_lens_cpu=[prefix for prefix, _ in lens],
-            seq_lens_cpu=[prefix + new for prefix, new in lens],
+            seq_lens_cpu=[prefix * cached + new for prefix, new in lens],
             get_max_chunk_capacity=lambda: _H200.max_chunk_kv,
         )
         method = choose(attn, given, "fa3")
@@ -115,11 +108,18 @@ def test_in_a_breakable_graph_it_is_always_absorbed(dense_wheel: Wheel) -> None:
         assert _written(SGLANG_0_5_23_FULL, "prefill_path", batch) == "mha"
 
 
+def test_full_graphs_are_captured_as_if_nothing_were_cached(newest: Wheel) -> None:
+    text = newest.text("sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py")
+    assert "_capture_chunked_prefix" in text
+    assert 'seq_lens_cpu=torch.tensor(capture_seq_lens, device="cpu")' in text
+    handler = _handler(newest, in_graph=False, cached=0)
+    for chunks in (1, 2, 4, 8, 16):  # one call over the new keys, in place of one a chunk
+        assert handler(Batch.extend([512 * chunks] * 16, [64] * 16)) == ("mha", "sgl_fa3")
+
+
 def test_which_release_captures_dense_mla(dense_wheel: Wheel) -> None:
     if dense_wheel.version == "0.5.17":
         assert "MLA attention (non-DSA)" in dense_wheel.text("sglang/srt/server_args.py")
     else:
         sizes = dense_wheel.text("sglang/srt/arg_groups/memory_hook.py")
         assert "max_bs = min(8192, cfg.chunked_prefill_size)" in sizes
-        runner = dense_wheel.text("sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py")
-        assert "_capture_chunked_prefix" in runner
