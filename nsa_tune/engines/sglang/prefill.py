@@ -66,6 +66,13 @@ def changed(backend: Any) -> bool:
     return prefill is not None and prefill.has_changed
 
 
+def chosen(backend: Any, prefix_lens: list[int], extend_lens: list[int]) -> str | None:
+    """The table's kernel for a batch in a prefill graph, where SGLang never takes MHA; None where
+    it leaves that to SGLang."""
+    prefill: Prefill | None = backend.__dict__.get(_ATTRIBUTE)
+    return None if prefill is None else prefill.answer(prefix_lens, extend_lens, engine_mha=False)
+
+
 def is_plain_extend(forward_batch: Any) -> bool:
     """Whether the pass is a prefill and nothing else.
 
@@ -167,16 +174,22 @@ class Prefill:
             self._backend.use_mha, self._backend.dsa_prefill_impl = self._engines
             self._engines = None
 
+    def answer(
+        self, prefix_lens: list[int], extend_lens: list[int], *, engine_mha: bool
+    ) -> str | None:
+        """As `Answers.of` for a batch of these lengths."""
+        asked = self._answers.asked(prefix_lens, extend_lens)
+        return None if asked is None else self._answers.of(asked, engine_mha=engine_mha)
+
     def steer(self, forward_batch: Any) -> bool:
         """Change what the engine's method has decided, if that is worth it. Always True."""
         if not is_plain_extend(forward_batch):
             return True
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
-        asked = self._answers.asked(prefix_lens, extend_lens)
         backend = self._backend
         engine_mha, engine_impl = backend.use_mha, backend.dsa_prefill_impl
-        answer = None if asked is None else self._answers.of(asked, engine_mha=engine_mha)
+        answer = self.answer(prefix_lens, extend_lens, engine_mha=engine_mha)
         if answer is None:
             return True
         mha = answer == _MHA

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
-from nsa_tune.engines.sglang.pass_mode.times.priors import Place, place_of
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES, timed_prefixes
 from nsa_tune.engines.sglang.prefill import changed
 
@@ -55,7 +54,7 @@ _GPU_BOUND = 1.3
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """A pass to measure: sequences of `lens` new tokens, each behind a prefix."""
 
     mode: PassMode
@@ -80,30 +79,41 @@ class _Case:
         pairs = sum(self.prefix * new + new * (new + 1) // 2 for new in self.lens)
         return -(-pairs // sum(self.lens))
 
+    def unmeasured(self, index_topk: int) -> PassTime:
+        """What is known of its time before it is measured."""
+        selects = self.mode not in ALWAYS_SELECTS and self.longest > index_topk
+        return PassTime(self.mode, self.size, self.context, 0.0, selects, 0.0, self.padding)
 
-def measure(
-    runner: Any, steering: Steering, only: Callable[[Place], bool] | None = None
-) -> list[PassTime]:
-    """Measure each way that is not off in `runner`, SGLang's ModelRunner.
 
-    `only` tells which passes to measure, where not all are.
-    """
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Captured sizes, ascending: here, and where known times come from."""
+
+    here: Sequence[int]
+    there: Sequence[int]
+
+    def spaced(self, spacing: int, most: int | None = None) -> list[int]:
+        """Those of at most `most` tokens to measure."""
+        here, there = (
+            [size for size in sizes if most is None or size <= most]
+            for sizes in (self.here, self.there)
+        )
+        return _spaced(here, spacing, _spaced(there, spacing))
+
+
+def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[PassTime]:
+    """Measure the cases in `runner`, SGLang's ModelRunner."""
     times = []
     most = index_topk_of(runner.attn_backend)
     with made_up.no_events_left(runner):
-        for case in _cases(runner, steering):
-            selects = case.mode not in ALWAYS_SELECTS and case.longest > most
-            unmeasured = PassTime(
-                case.mode, case.size, case.context, 0.0, selects, 0.0, case.padding
-            )
-            if only is not None and not only(place_of(unmeasured)):
-                continue
+        for case in cases:
             count = len(case.lens)
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
             with made_up.page_tables(runner, [case.longest] * count):
                 took_us = _timed_us(runner, steering, case.mode, batch)
             if took_us is not None:
-                times.append(replace(unmeasured, pass_us=took_us[0], host_us=took_us[1]))
+                pass_us, host_us = took_us
+                times.append(replace(case.unmeasured(most), pass_us=pass_us, host_us=host_us))
     return times
 
 
@@ -115,9 +125,13 @@ def contexts(runner: Any) -> list[int]:
     return [context for context in _CONTEXTS if context + _FEW <= made_up.longest(runner)]
 
 
-def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
-    """The passes to measure: those that this engine has room for, in ways that are not off."""
-    for case in _wanted(runner, steering):
+def cases(runner: Any, steering: Steering, known: Mapping[str, Any]) -> Iterator[Case]:
+    """The passes to measure: those that this engine has room for, in ways that are not off.
+
+    `known` is the key of an engine whose times may hold here, or empty: sizes that were measured
+    there are measured here too, else nothing would tell whether they hold.
+    """
+    for case in _wanted(runner, steering, known):
         fits = case.longest <= made_up.longest(runner) and len(case.lens) <= made_up.requests(
             runner
         )
@@ -125,49 +139,51 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
             yield case
 
 
-def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
+def _wanted(runner: Any, steering: Steering, known: Mapping[str, Any]) -> Iterator[Case]:
     topk = index_topk_of(runner.attn_backend)
-    sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    own = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    sizes, whole = _Sizes(own, known.get("prefill_sizes", ())), known.get("whole_pass_sizes", {})
     yield from _prefills(steering, sizes, min(topk, made_up.SHORT))
     if topk == ALL_TOKENS:
-        yield from _long_prompts(steering, sizes)
-    for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
+        yield from _long_prompts(steering, sizes, whole)
+    largest = {*steering.rows[-1:], *known.get("decode_sizes", ())[-1:]}
+    for rows in sorted({*_ROWS, *largest} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
-            if rows <= sizes[-1]:
-                yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
+            if rows <= own[-1]:
+                yield Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
     if sparse := steering.graphs.get(PassMode.SPARSE_GRAPH):
-        for size in _spaced(sparse.sizes, _FAR_SPACING):
+        for size in _Sizes(sparse.sizes, whole.get(PassMode.SPARSE_GRAPH, ())).spaced(_FAR_SPACING):
             for prefix in (0, *_CONTEXTS):
-                yield _Case(PassMode.SPARSE_GRAPH, size, prefix, (size,))
+                yield Case(PassMode.SPARSE_GRAPH, size, prefix, (size,))
 
 
-def _spaced(sizes: Sequence[int], spacing: int) -> list[int]:
-    """Those of the ascending sizes to measure: the largest, and enough below it.
+def _spaced(sizes: Sequence[int], spacing: int, besides: Sequence[int] = ()) -> list[int]:
+    """Those of the ascending sizes to measure: the largest, and enough below it, with `besides`.
 
     The smaller ones all wait for the host, as long as the smallest of these.
     """
     kept = list(sizes[-1:])
     for size in reversed(sizes[:-1]):
-        if size >= _SMALLEST and spacing * size <= kept[-1]:
+        if size >= _SMALLEST and (spacing * size <= kept[-1] or size in besides):
             kept.append(size)
     return kept[::-1]
 
 
-def _padded(sizes: Sequence[int], most: int) -> Iterator[_Case]:
+def _padded(sizes: Sequence[int], most: int) -> Iterator[Case]:
     """The largest graph with as few tokens as it ever has, where it can have much padding."""
     size, below = sizes[-1], sizes[-2] if len(sizes) > 1 else 0
     if size >= _MANY and below and _SPACING * below <= size:
         for mode in _USUAL:
-            yield _Case(mode, size, 0, _lens(below + 1, most))
+            yield Case(mode, size, 0, _lens(below + 1, most))
 
 
-def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_Case]:
+def _prefills(steering: Steering, sizes: _Sizes, most: int) -> Iterator[Case]:
     dense = [mode for mode in steering.graphs if mode in _OVER_SHORT]
-    few, many = _spaced(sizes, _FAR_SPACING), _spaced(sizes, _SPACING)
+    few, many = sizes.spaced(_FAR_SPACING), sizes.spaced(_SPACING)
     for size in [size for size in many if size in few or size >= _MIDDLE]:
         for mode in (*_usual(size), *dense):
-            yield _Case(mode, size, 0, _lens(size, most))
+            yield Case(mode, size, 0, _lens(size, most))
     mla = tuple(mode for mode in dense if mode is PassMode.DENSE_MLA_GRAPH)
     for size in few:
         # Turns behind short prefixes, and short prompts. What long turns of many tokens take lies
@@ -175,29 +191,32 @@ def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_
         for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):
             ways = (PassMode.EAGER,) if size >= _MANY and turn == _TURN else (*_usual(size), *mla)
             for mode in ways:
-                yield _Case(mode, size, most - min(size, turn), _lens(size, turn))
-        yield from (_Case(mode, size, 0, _lens(size, _PROMPT)) for mode in _USUAL if size >= _MANY)
-    yield from _padded(sizes, most)
-    for size in _spaced([size for size in sizes if size <= _FEW], _FAR_SPACING):
+                yield Case(mode, size, most - min(size, turn), _lens(size, turn))
+        yield from (Case(mode, size, 0, _lens(size, _PROMPT)) for mode in _USUAL if size >= _MANY)
+    yield from _padded(sizes.here, most)
+    for size in sizes.spaced(_FAR_SPACING, _FEW):
         for prefix in _CONTEXTS:
             for mode in _USUAL:
-                yield _Case(mode, size, prefix, (size,))
+                yield Case(mode, size, prefix, (size,))
 
 
-def _long_prompts(steering: Steering, sizes: Sequence[int]) -> Iterator[_Case]:
+def _long_prompts(
+    steering: Steering, sizes: _Sizes, whole: Mapping[str, Sequence[int]]
+) -> Iterator[Case]:
     """Single sequences of dense MLA, which attend to ever more keys."""
-    for size in [size for size in _spaced(sizes, _SPACING) if size > made_up.SHORT]:
+    for size in [size for size in sizes.spaced(_SPACING) if size > made_up.SHORT]:
         for mode in (*_usual(size), *(mode for mode in steering.graphs if mode in _OVER_SHORT)):
-            yield _Case(mode, size, 0, (size,))
+            yield Case(mode, size, 0, (size,))
     if over_prefixes := steering.graphs.get(PassMode.PREFIX_GRAPH):
-        for size in _spaced(over_prefixes.sizes, _SPACING):
+        there = whole.get(PassMode.PREFIX_GRAPH, ())
+        for size in _Sizes(over_prefixes.sizes, there).spaced(_SPACING):
             for prefix in (prefix for room in PREFIXES for prefix in timed_prefixes(room)):
-                yield _Case(PassMode.PREFIX_GRAPH, size, prefix, (size,))
-    for size in [size for size in _spaced(sizes, _SPACING) if size >= _MANY]:
+                yield Case(PassMode.PREFIX_GRAPH, size, prefix, (size,))
+    for size in [size for size in sizes.spaced(_SPACING) if size >= _MANY]:
         for prefix in _CONTEXTS:
             if size > _FEW:
-                yield _Case(PassMode.ENGINE, size, prefix, (size,))
-            yield _Case(PassMode.EAGER, size, prefix, (size,))
+                yield Case(PassMode.ENGINE, size, prefix, (size,))
+            yield Case(PassMode.EAGER, size, prefix, (size,))
 
 
 def _usual(size: int) -> Sequence[PassMode]:

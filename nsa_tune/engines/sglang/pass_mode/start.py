@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -16,7 +16,13 @@ from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang import attempt, say_once
 from nsa_tune.engines.sglang.eligible import Engine, why_not
 from nsa_tune.engines.sglang.facts import facts_of, index_topk_of
-from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
+from nsa_tune.engines.sglang.pass_mode.calibration import (
+    MEASURED,
+    Case,
+    cases,
+    contexts,
+    measure,
+)
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
@@ -26,10 +32,18 @@ from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.engines.sglang.pass_mode.times.priors import Place, prior, rescaled, wanted
+from nsa_tune.engines.sglang.pass_mode.times.priors import (
+    anchors,
+    chosen_alike,
+    kernel_place,
+    missing,
+    place_of,
+    prior,
+    rescaled,
+)
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import captured, captured_mib
-from nsa_tune.engines.sglang.prefill import detach, source_of
+from nsa_tune.engines.sglang.prefill import chosen, detach, source_of
 from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import installed_release, installed_version
 from nsa_tune.engines.sglang.switch import SWITCHES, Part, switch_is_on
@@ -156,43 +170,84 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
 
 def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
-    # Which passes run to be timed follows from it, so it is rank 0's on all.
+    # Which passes run to be timed follows from these, so they are rank 0's on all. What one rank
+    # alone does must not raise: the others would wait for it, or steer without it.
     table = ranks.from_first(source_of(runner.attn_backend))
-    # What one rank alone does must not raise: the others would wait for it, or steer without it.
-    read = partial(attempt, "reading times of passes", remembered.load, key, table)
-    kept = ranks.from_first(read() if ranks.rank == 0 else None)
-    if kept is not None:
-        say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
-        return kept
-    measured = _by_prior(runner, steering, ranks, key, table) or _measured(runner, steering, ranks)
+    first = ranks.rank == 0
+    read = attempt("reading times of passes", _known, key) if first else None
+    known, own = ranks.from_first(read) or (None, False)
+    wanted = {
+        case.unmeasured(steering.choice.index_topk): case
+        for case in cases(runner, steering, {} if known is None else known.key)
+    }
+    asked = attempt("asking for the table's kernels", _kernels, runner, wanted) if first else None
+    kernels = ranks.from_first(asked) or {}
+    for time in [time for time in wanted if time.mode is PassMode.TABLE_KERNEL]:
+        if kernel_place(time) not in kernels:
+            del wanted[time]
     memory_mib = {"whole-pass graphs": captured_mib(runner.prefill_cuda_graph_runner)}
-    return ranks.from_first(PassTimes(key, measured, table, memory_mib))
+    time_some = partial(_measured, runner, steering, ranks)
+    if known is None:
+        measured = time_some([*wanted.values()])
+    else:
+        measured = _by_known(known, wanted, kernels, ranks, time_some, own=own)
+    return ranks.from_first(PassTimes(key, measured, table, memory_mib, kernels=kernels))
+
+
+def _known(key: Mapping[str, object]) -> tuple[PassTimes | None, bool]:
+    """Times that may hold for this engine, and whether they are its own, which do."""
+    own = remembered.load(key)
+    return own or prior(key), own is not None
+
+
+def _kernels(runner: Any, wanted: Mapping[PassTime, Case]) -> dict[str, str]:
+    """What the table chooses for passes to measure, but where it leaves them to SGLang."""
+    found = {}
+    for time, case in wanted.items():
+        if time.mode is PassMode.TABLE_KERNEL:
+            prefix_lens = [case.prefix] * len(case.lens)
+            kernel = chosen(runner.attn_backend, prefix_lens, [*case.lens])
+            if kernel is not None:
+                found[kernel_place(time)] = kernel
+    return found
 
 
 def _measured(
-    runner: Any, steering: Steering, ranks: Ranks, only: Callable[[Place], bool] | None = None
+    runner: Any, steering: Steering, ranks: Ranks, some: Sequence[Case]
 ) -> list[PassTime]:
-    measured = ranks.together("timing passes", lambda: measure(runner, steering, only))
+    if not some:
+        return []
+    measured = ranks.together("timing passes", lambda: measure(runner, steering, some))
     if measured is None:
         raise RuntimeError("another rank could not time its passes")
     return measured
 
 
-def _by_prior(
-    runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object], table: str | None
-) -> list[PassTime] | None:
-    """The times of an engine that differs in little, as far as they hold here; None without."""
-    look = partial(attempt, "looking for times of passes", prior, key, table)
-    known = ranks.from_first(look() if ranks.rank == 0 else None)
-    if known is None:
-        return None
-    only = wanted(known.times, steering.off, table=table is not None)
-    checked = _measured(runner, steering, ranks, only)
-    times = ranks.from_first(rescaled(known.times, checked, steering.off))
+def _by_known(
+    known: PassTimes,
+    wanted: Mapping[PassTime, Case],
+    kernels: Mapping[str, str],
+    ranks: Ranks,
+    time_some: Callable[[Sequence[Case]], list[PassTime]],
+    *,
+    own: bool,
+) -> list[PassTime]:
+    """The known times as far as they hold here, and what else is wanted."""
+    there, some = chosen_alike(known, kernels), missing(known, wanted, kernels)
+    if not own:
+        modes, places = {time.mode for time in wanted}, set(map(place_of, wanted))
+        there = [time for time in there if time.mode in modes]
+        some |= anchors(time for time in there if place_of(time) in places)
+    checked = time_some([case for time, case in wanted.items() if place_of(time) in some])
+    if own:
+        say_once(logging.INFO, f"{len(there)} times of passes are known from an earlier start")
+        return there + checked
+    times = ranks.from_first(rescaled(there, checked))
     if times is not None:
         text = f"{len(checked)} passes take what an engine of SGLang {known.key.get('sglang')} took"
         say_once(logging.INFO, f"{text}, so its times are taken for the rest")
-    return times
+        return times
+    return checked + time_some([wanted[time] for time in wanted if place_of(time) not in some])
 
 
 def _peak_from_now() -> int:
@@ -216,6 +271,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "cpu": cpu_name().removeprefix("CPU "),
         "torch": torch.__version__,
         "sglang": installed_version(),
+        "plug_in": __version__,
         "model": facts.profile.name,
         "layers": facts.layers,
         "heads": facts.heads,

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.pass_mode import calibration as module
-from nsa_tune.engines.sglang.pass_mode.calibration import measure
+from nsa_tune.engines.sglang.pass_mode.calibration import cases, measure
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import (
@@ -62,6 +63,11 @@ def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> St
     )
 
 
+def _all_measured(made: Any) -> list[PassTime]:
+    steering = _steering(made)
+    return measure(made, steering, cases(made, steering, {}))
+
+
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
@@ -71,7 +77,7 @@ def _cases(
     modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA), **changes: Any
 ) -> list[tuple[PassMode, int, int, tuple[int, ...]]]:
     made = _runner(**changes)
-    found = module._cases(made, _steering(made, modes))
+    found = cases(made, _steering(made, modes), {})
     return [(one.mode, one.size, one.prefix, one.lens) for one in found]
 
 
@@ -149,12 +155,28 @@ def test_of_many_captured_sizes_a_few_are_measured() -> None:
         *range(1280, 4097, 256), *range(4608, 8193, 512),
     )  # fmt: skip
     made = _runner(sizes=sizes)
-    found = [one for one in module._cases(made, _steering(made)) if one.mode is ENGINE]
+    found = [one for one in cases(made, _steering(made), {}) if one.mode is ENGINE]
 
     assert {one.size for one in found} == {128, 512, 1024, 2048, 4096, 8192}
     assert {one.size for one in found if one.longest > TOPK} == {128, 512, 2048}
     # A graph that is never half empty shows too little of what padding costs.
     assert not any(one.padding for one in found)
+
+
+@pytest.mark.parametrize("mode", [ENGINE, DENSE, DENSE_MLA, SPARSE, DECODE])
+def test_where_times_are_known_their_sizes_are_measured(mode: PassMode) -> None:
+    """With another largest graph those that are measured by themselves are others throughout."""
+    there, here = (512, 1024, 2048, 4096, 8192), (384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
+    known = {"prefill_sizes": there, "decode_sizes": [40], "whole_pass_sizes": {SPARSE: [2048]}}
+    made = _runner(sizes=here)
+    made.decode_cuda_graph_runner.capture_bs = [8, 40, 56]
+    steering = _steering(made, (DENSE, DENSE_MLA, SPARSE))
+    steering.graphs = {**steering.graphs, SPARSE: cast("Any", Sparse((1536, 2048)))}
+
+    sizes = {one.size for one in cases(made, steering, known) if one.mode is mode}
+
+    beside = {SPARSE: {2048}, DECODE: {8, 40, 56}}
+    assert sizes == beside.get(mode, {512, 1024, 2048, 4096, 6144})
 
 
 @given(st.sets(st.integers(1, 16384), min_size=1, max_size=70).map(sorted), st.sampled_from([2, 4]))
@@ -169,7 +191,7 @@ def test_no_size_is_far_from_a_measured_one(sizes: list[int], spacing: int) -> N
 
 def test_a_padded_pass_is_kept_as_one() -> None:
     made = _runner()
-    found = measure(made, _steering(made))
+    found = _all_measured(made)
 
     assert {(one.mode, one.q_tokens, one.padding) for one in found if one.padding} == {
         (ENGINE, 4096, 3071)
@@ -181,7 +203,7 @@ def test_batches_of_more_requests_than_the_engine_runs_are_left_out() -> None:
     """Their rows of the page tables are not there, and an error would cost all other times."""
     made = _runner()
     made.req_to_token_pool.req_to_token = torch.zeros(1 + 4, 40_100, dtype=torch.int32)
-    found = measure(made, _steering(made))
+    found = _all_measured(made)
 
     assert {one.batch_size for one in made.passes} == {1, 2}
     assert {(one.mode, one.q_tokens) for one in found} >= {(ENGINE, 4096), (DENSE, 1024)}
@@ -191,7 +213,7 @@ def test_a_short_context_leaves_out_longer_sequences() -> None:
     made = _runner()
     made.model_config.context_len = 1500
     made.req_to_token_pool.req_to_token = torch.zeros(70, 1504, dtype=torch.int32)
-    measure(made, _steering(made))
+    _all_measured(made)
 
     assert {max(one.extend_seq_lens_cpu) for one in made.passes} == {8, 64, 512, 1024, 1025}
     assert max(int(one.seq_lens.max()) for one in made.passes) < 1500
@@ -230,7 +252,7 @@ def test_a_cases_context_covers_a_served_batch_of_its_lengths(
 ) -> None:
     sums = sums_of([prefix] * len(lens), list(lens))
     assert sums is not None
-    context = module._Case(ENGINE, sum(lens), prefix, lens).context
+    context = module.Case(ENGINE, sum(lens), prefix, lens).context
 
     assert context - 1 < sums.pairs / sums.q_tokens <= context
 
@@ -240,7 +262,7 @@ def test_rows_of_verify_passes_are_measured_by_their_tokens() -> None:
     made = _runner(spec_algorithm=Speculation.EAGLE)
     made.decode_cuda_graph_runner.capture_hidden_mode = Hidden.FULL
     made.decode_cuda_graph_runner.captured_req_width = 2
-    found = module._cases(made, _steering(made))
+    found = cases(made, _steering(made), {})
 
     decode = {one.size: one.lens for one in found if one.mode is DECODE}
     assert decode == {128: (128,)}
@@ -249,7 +271,7 @@ def test_rows_of_verify_passes_are_measured_by_their_tokens() -> None:
 def test_rows_beyond_the_largest_prefill_graph_are_left_out() -> None:
     """A prefill of so many tokens has no graph, and runs as SGLang has it."""
     made = _runner(sizes=(4, 32))
-    found = measure(made, _steering(made))
+    found = _all_measured(made)
 
     assert {one.q_tokens for one in found if one.mode is DECODE} == {8}
 
@@ -265,7 +287,7 @@ def _measured(made: Any, monkeypatch: pytest.MonkeyPatch, *, changes: bool) -> l
 
     made._forward_raw = run
     monkeypatch.setattr(module, "changed", lambda backend: changes)
-    found = measure(made, steering)
+    found = measure(made, steering, cases(made, steering, {}))
     # Without an indexer alone, prefixes are expanded in graphs.
     assert forced.keys() == set(PassMode) - {PassMode.PREFIX_GRAPH}
     assert steering.forced is None
@@ -296,7 +318,7 @@ def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
 
     made._forward_raw = fails
     with pytest.raises(RuntimeError):
-        measure(made, steering)
+        measure(made, steering, cases(made, steering, {}))
 
     assert steering.forced is None
     assert not made.req_to_token_pool.req_to_token.any()

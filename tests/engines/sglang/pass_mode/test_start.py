@@ -15,6 +15,7 @@ import pytest
 from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang import last_start, switch
 from nsa_tune.engines.sglang.pass_mode import start as module
+from nsa_tune.engines.sglang.pass_mode.calibration import Case
 from nsa_tune.engines.sglang.pass_mode.hooks import (
     around_forward,
     around_init_graphs,
@@ -24,7 +25,6 @@ from nsa_tune.engines.sglang.pass_mode.proof import Proof
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
-from nsa_tune.engines.sglang.pass_mode.times.priors import place_of
 from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import release_of
 from tests.engines.sglang.pass_mode.fakes import (
@@ -41,6 +41,10 @@ MEASURED = [
     PassTime(PassMode.ENGINE, 512, 20000, 100_000.0, selects=True),
     PassTime(PassMode.DECODE_GRAPH, 256, 20000, 30_000.0),
 ]
+CASES = [
+    Case(PassMode.ENGINE, 512, 19743, (512,)), Case(PassMode.DECODE_GRAPH, 256, 19871, (256,)),
+]  # fmt: skip
+KERNEL = replace(MEASURED[0], mode=PassMode.TABLE_KERNEL, pass_us=50_000.0)
 
 
 class _Group:
@@ -86,7 +90,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_why_not", lambda runner: None)
     monkeypatch.setattr(module, "why_not", lambda part, engine: None)
     monkeypatch.setattr(module, "_key", lambda runner, graphs: KEY)
-    monkeypatch.setattr(module, "measure", lambda runner, steering, only: MEASURED)
+    monkeypatch.setattr(module, "cases", lambda runner, steering, known: CASES)
+    monkeypatch.setattr(module, "measure", lambda runner, steering, some: MEASURED)
     monkeypatch.setattr(module, "prove", lambda runner, steering, ranks: RIGHT)
     monkeypatch.setattr(module, "sentinels", lambda runner: ())
     monkeypatch.setattr(module, "RegressionMonitor", lambda clock: None)
@@ -153,18 +158,84 @@ def test_another_version_of_the_engine_measures_a_few_passes_only(
 ) -> None:
     _started()
     monkeypatch.setattr(module, "_key", lambda runner, graphs: {**KEY, "sglang": "0.5.24"})
-    asked: list[Any] = []
-
-    def measure(runner: Runner, steering: Steering, only: Any) -> list[PassTime]:
-        asked.append(only)
-        return [replace(time, pass_us=1.1 * time.pass_us) for time in MEASURED]
-
-    monkeypatch.setattr(module, "measure", measure)
+    asked = _measuring(monkeypatch, 1.1)
 
     assert _modes(_started()) == [Mode.DECODE]
-    (only,) = asked
-    assert all(only(place_of(time)) for time in MEASURED)
-    assert not only(place_of(replace(MEASURED[0], mode=PassMode.TABLE_KERNEL)))
+    assert asked == [CASES]
+
+
+def _measuring(
+    monkeypatch: pytest.MonkeyPatch, *factors: float, kernel: float = 1.0
+) -> list[list[Case]]:
+    """The cases of each time that passes are measured; they take so many times what is known."""
+    asked: list[list[Case]] = []
+    known = {time.mode: time for time in (*MEASURED, KERNEL)}
+
+    def measure(runner: Runner, steering: Steering, some: list[Case]) -> list[PassTime]:
+        asked.append([*some])
+        scales = dict(zip((case.mode for case in some), factors * len(some), strict=False))
+        return [
+            replace(known[mode], pass_us=scale * known[mode].pass_us)
+            for mode, scale in scales.items()
+        ]
+
+    monkeypatch.setattr(module, "measure", measure)
+    return asked
+
+
+def test_a_table_that_chooses_another_kernel_has_it_timed_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also a table of the same name: what was kept must not outlive what it chose."""
+    by_table = replace(CASES[0], mode=PassMode.TABLE_KERNEL)
+    monkeypatch.setattr(module, "cases", lambda runner, steering, known: [*CASES, by_table])
+    monkeypatch.setattr(module, "source_of", lambda backend: "a table")
+    asked = _measuring(monkeypatch, 1.0)
+    chosen = "fa3"
+    monkeypatch.setattr(module, "chosen", lambda *given: chosen)
+    _started()
+    _started()
+    chosen = "flashmla_sparse"
+    _started()
+
+    assert asked == [[*CASES, by_table], [by_table]]
+    assert [len(one.times) for one in remembered.remembered()] == [3, 3]
+    monkeypatch.setattr(module, "chosen", lambda *given: None)
+    assert PassMode.TABLE_KERNEL not in {time.mode for time in _started_times()}
+
+
+def _started_times() -> tuple[PassTime, ...]:
+    steering: Steering = _started().__dict__[module.STEERING]
+    assert steering.times is not None
+    return steering.times.times
+
+
+def test_where_known_times_do_not_hold_only_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few passes have shown that: what these took is known by now."""
+    key = {**KEY, "prefill_sizes": [128, 256, 512]}
+    some = [replace(CASES[0], size=size, prefix=0, lens=(size,)) for size in (128, 256, 512)]
+    asked: list[list[int]] = []
+    factors = {128: 1.0, 256: 2.0, 512: 1.0}
+
+    def measure(runner: Runner, steering: Steering, some: list[Case]) -> list[PassTime]:
+        asked.append([case.size for case in some])
+        return [
+            replace(case.unmeasured(2048), pass_us=1e3 * case.size * factors[case.size])
+            for case in some
+        ]
+
+    monkeypatch.setattr(module, "_key", lambda runner, graphs: key)
+    monkeypatch.setattr(module, "cases", lambda runner, steering, known: some)
+    monkeypatch.setattr(module, "measure", measure)
+    _started()
+    monkeypatch.setattr(module, "_key", lambda runner, graphs: {**key, "sglang": "0.5.24"})
+    factors[256] = 1.0
+    times = _started_times()
+
+    assert asked == [[128, 256, 512], [128, 256], [512]]
+    assert [time.pass_us for time in times] == [128e3, 256e3, 512e3]
 
 
 def test_a_way_that_was_found_wrong_is_off_whatever_its_times(
@@ -186,7 +257,7 @@ def test_a_way_that_is_nowhere_faster_is_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = [replace(time, pass_us=99_000.0) for time in MEASURED]
-    monkeypatch.setattr(module, "measure", lambda runner, steering, only: slow)
+    monkeypatch.setattr(module, "measure", lambda runner, steering, some: slow)
     caplog.set_level("INFO")
 
     assert _modes(_started()) == [Mode.EXTEND]
@@ -438,9 +509,9 @@ def test_while_an_engine_captures_anew_nothing_is_steered(monkeypatch: pytest.Mo
 
 def test_times_without_any_time_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that anybody may have emptied would leave the engine as it is for ever."""
-    monkeypatch.setattr(module, "measure", lambda runner, steering, only: [])
+    monkeypatch.setattr(module, "measure", lambda runner, steering, some: [])
     _started()
-    monkeypatch.setattr(module, "measure", lambda runner, steering, only: MEASURED)
+    monkeypatch.setattr(module, "measure", lambda runner, steering, some: MEASURED)
 
     assert _modes(_started()) == [Mode.DECODE]
 

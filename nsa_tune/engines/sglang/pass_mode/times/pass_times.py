@@ -32,13 +32,17 @@ class PassTimes:
         table: str | None = None,
         memory_mib: Mapping[str, int] | None = None,
         verdicts: Mapping[str, str] | None = None,
+        kernels: Mapping[str, str] | None = None,
     ) -> None:
+        self.kernels = dict(kernels or {})
+        """What the table chose where `PassMode.TABLE_KERNEL` was to be timed, by `kernel_place`.
+        Where that was SGLang's own kernel too, there is no such time."""
         self.verdicts = dict(verdicts or {})
         """In words, whether each way was right and fast enough when the engine last started."""
         self.memory_mib = dict(memory_mib or {})
         """Memory that was taken beside SGLang's own, by what took it."""
         self.table = table
-        """Which table chose the kernels of `PassMode.TABLE_KERNEL`; None where there was none."""
+        """Which table chose those kernels, in words; None where there was none."""
         self.key = dict(key)
         """What the times are valid for: GPU, engine and its version, model, heads and so on."""
         self.times = tuple(times)
@@ -67,7 +71,7 @@ class PassTimes:
     def with_verdicts(self, verdicts: Mapping[str, str], peak_mib: int) -> PassTimes:
         """The same times with what another start has found, and what that took of memory."""
         memory_mib = self.memory_mib | {"released before serving": peak_mib}
-        return PassTimes(self.key, self.times, self.table, memory_mib, verdicts)
+        return PassTimes(self.key, self.times, self.table, memory_mib, verdicts, self.kernels)
 
     def pass_us(
         self, mode: PassMode, q_tokens: int, context: float, *, selects: bool = False
@@ -147,6 +151,7 @@ class PassTimes:
             "table": self.table,
             "memory_mib": self.memory_mib,
             "verdicts": self.verdicts,
+            "kernels": self.kernels,
             "times": [asdict(time) for time in self.times],
         }
         return json.dumps(document, indent=1)
@@ -176,7 +181,10 @@ class PassTimes:
             table = document["table"]
             # Times that were kept before memory was measured have none.
             memory_mib = {str(at): int(mib) for at, mib in document.get("memory_mib", {}).items()}
-            verdicts = {str(way): str(why) for way, why in document.get("verdicts", {}).items()}
+            verdicts, kernels = (
+                {str(name): str(value) for name, value in document.get(field, {}).items()}
+                for field in ("verdicts", "kernels")
+            )
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
@@ -192,4 +200,4 @@ class PassTimes:
                 raise ValueError(f"{time.padding} of {time.q_tokens} tokens is no padding")
         if table is not None and type(table) is not str:
             raise ValueError(f"{table!r} is no name of a table")
-        return cls(key, times, table, memory_mib, verdicts)
+        return cls(key, times, table, memory_mib, verdicts, kernels)

@@ -18,7 +18,7 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 _MAY_DIFFER = frozenset({
-    "sglang", "torch", "cpu", "load_format", "tp_size", "whole_pass_sizes"
+    "sglang", "torch", "plug_in", "cpu", "load_format", "tp_size", "whole_pass_sizes"
 })  # fmt: skip
 """Fields of the key in which a prior's may differ from this engine's. The heads are of one rank, so
 what another number of ranks adds is the all-reduce, to every way. Of whole-pass graphs few are
@@ -43,18 +43,20 @@ def place_of(time: PassTime) -> Place:
     return time.mode, time.q_tokens, time.context, time.selects, time.padding
 
 
-def prior(key: Mapping[str, Any], table: str | None) -> PassTimes | None:
-    """Times that may hold for an engine of this key and table: of all that fit the newest.
+def prior(key: Mapping[str, Any]) -> PassTimes | None:
+    """Times that may hold for an engine of this key: of all that fit the newest.
 
-    Passes of which they cannot tell are left out: those of sizes that it has no graphs of, decode
-    graphs where these verify drafts, the table's kernels where another table chose them.
+    Passes of which they cannot tell are left out: those of sizes that it has no graphs of, and
+    decode graphs where these verify drafts.
     """
 
     def within(may: frozenset[str]) -> Callable[[Mapping[str, object]], bool]:
         return lambda other: all(key.get(at) == other.get(at) for at in {*key, *other} - may)
 
-    fits = map(within, (_MAY_DIFFER, _MAY_DIFFER | _SIZES, _MAY_DIFFER | _SIZES | {_DRAFTS}))
-    kept = next(filter(None, map(remembered.newest, fits)), None)
+    sizes = _MAY_DIFFER | _SIZES
+    none: frozenset[str] = frozenset()
+    more = (none, _MAY_DIFFER, sizes, sizes | {_DRAFTS})
+    kept = remembered.newest(*map(within, more))
     if kept is None:
         return None
     known = kept[1]
@@ -62,30 +64,46 @@ def prior(key: Mapping[str, Any], table: str | None) -> PassTimes | None:
     graphs = {**usual, PassMode.DECODE_GRAPH: key["decode_sizes"], **key["whole_pass_sizes"]}
     if known.key.get(_DRAFTS) != key.get(_DRAFTS):
         del graphs[PassMode.DECODE_GRAPH]
-    if known.table != table:
-        del graphs[PassMode.TABLE_KERNEL]
     times = [time for time in known.times if time.q_tokens in graphs.get(time.mode, ())]
-    return PassTimes(known.key, times, table) if times else None
+    return PassTimes(known.key, times, known.table, kernels=known.kernels) if times else None
 
 
-def wanted(
-    known: Sequence[PassTime], off: frozenset[PassMode], *, table: bool
-) -> Callable[[Place], bool]:
-    """Which passes to measure: the anchors, and all of which no time is known. `table`: whether one
-    chooses kernels here."""
-    places, there = anchors(known, off), set(map(place_of, known))
-    if not table or any(place[0] is PassMode.TABLE_KERNEL for place in there):
-        # Where the table's kernel is SGLang's own, it was not timed.
-        there |= {(PassMode.TABLE_KERNEL, *at[1:]) for at in there if at[0] is PassMode.ENGINE}
-    return lambda place: place in places or place not in there
+def kernel_place(time: PassTime) -> str:
+    """Under which the table's kernel for a pass is noted."""
+    return f"{time.q_tokens}/{time.context}/{time.selects:d}/{time.padding}"
 
 
-def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Place]:
-    """The passes to measure: two of each way, the shortest and a middle one of those that hardly
-    wait for any host, and three that do."""
+def chosen_alike(known: PassTimes, kernels: Mapping[str, str]) -> list[PassTime]:
+    """The known times, of the table's kernels only those that are chosen here, too."""
+    return [
+        time
+        for time in known.times
+        if time.mode is not PassMode.TABLE_KERNEL
+        or known.kernels.get(kernel_place(time)) == kernels.get(kernel_place(time), "")
+    ]
+
+
+def missing(
+    known: PassTimes, wanted: Iterable[PassTime], kernels: Mapping[str, str]
+) -> frozenset[Place]:
+    """Of the passes to measure those of which no time is known."""
+    there = {place_of(time) for time in chosen_alike(known, kernels)}
+    # Where the table's kernel is SGLang's own, it was not timed.
+    there |= {
+        place_of(time)
+        for time in wanted
+        if time.mode is PassMode.TABLE_KERNEL
+        and known.kernels.get(kernel_place(time)) == kernels[kernel_place(time)]
+    }
+    return frozenset(map(place_of, wanted)) - there
+
+
+def anchors(times: Iterable[PassTime]) -> frozenset[Place]:
+    """The passes that tell whether times hold: two of each way, the shortest and a middle one of
+    those that hardly wait for any host, and three that do."""
     groups: dict[_Group, list[PassTime]] = {}
     for time in times:
-        if time.mode not in off and not time.padding:
+        if not time.padding:
             groups.setdefault(_group(time), []).append(time)
     places = set()
     for group, passes in groups.items():
@@ -99,28 +117,25 @@ def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Pl
     return frozenset(places)
 
 
-def rescaled(
-    known: Sequence[PassTime], measured: Sequence[PassTime], off: frozenset[PassMode]
-) -> list[PassTime] | None:
+def rescaled(known: Sequence[PassTime], measured: Sequence[PassTime]) -> list[PassTime] | None:
     """The known times, scaled by those that were measured here; None where they do not hold.
 
     Passes of which no time is known have those that were measured.
     """
     here = {place_of(time): time for time in measured}
-    kept = [time for time in known if time.mode not in off]
     factors: dict[_Group, list[float]] = {}
-    for time in kept:
+    for time in known:
         if place_of(time) in here:
             factor = here[place_of(time)].pass_us / time.pass_us
             factors.setdefault(_group(time), []).append(factor)
-    if not kept or {_group(time) for time in kept} != factors.keys():
+    if not known or {_group(time) for time in known} != factors.keys():
         return None
     if any(max(of) > (_SPREAD if at else _HOST_SPREAD) * min(of) for at, of in factors.items()):
         return None
     scales = {group: median(of) for group, of in factors.items()}
     # One measured launch may be half off, and would stand out among those that are scaled.
     exact = {place: time for place, time in here.items() if not time.waits}
-    times = [exact.get(place_of(time)) or _scaled(time, scales) for time in kept]
+    times = [exact.get(place_of(time)) or _scaled(time, scales) for time in known]
     places = set(map(place_of, known))
     return times + [time for place, time in here.items() if place not in places]
 

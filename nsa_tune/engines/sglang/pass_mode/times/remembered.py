@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nsa_tune.db.places import user_folder
@@ -22,18 +22,16 @@ def folder() -> Path | None:
     return None if parent is None else parent / "pass-times"
 
 
-def load(key: Mapping[str, object], table: str | None = None) -> PassTimes | None:
-    """The times for `key`, measured with the kernels of `table`; None where there are none."""
-    path = _path(key)
-    times = None if path is None else _read(path)
-    if times is None or not times.times or times.key != dict(key) or times.table != table:
-        return None
-    return times
+def load(key: Mapping[str, object]) -> PassTimes | None:
+    """The newest times for `key`; None where there are none."""
+    kept = _newest(_files(folder()), lambda other: other == dict(key))
+    return None if kept is None else kept[1]
 
 
 def save(times: PassTimes) -> bool:
-    """Keep `times`; False where the folder cannot be written."""
-    return written(_path(times.key), times.as_text())
+    """Keep `times`, beside those of other kernels; False where the folder cannot be written."""
+    of_kernels = {"kernels": times.kernels} if times.kernels else {}
+    return written(_path(times.key | of_kernels), times.as_text())
 
 
 def remembered() -> Iterator[PassTimes]:
@@ -42,16 +40,22 @@ def remembered() -> Iterator[PassTimes]:
         yield times
 
 
-def newest(fits: Callable[[Mapping[str, object]], bool]) -> tuple[Path, PassTimes] | None:
+def newest(*fits: Callable[[Mapping[str, object]], bool]) -> tuple[Path, PassTimes] | None:
     """The file that was written last of those whose key fits, and its times.
 
-    What this machine has measured comes before what ships with the package.
+    The first of `fits` counts by which any does. What this machine has measured comes before what
+    ships with the package.
     """
-    for place in (folder(), SHIPPED):
-        fitting = [(path, times) for path, times in _files(place) if fits(times.key)]
-        if fitting:
-            return max(fitting, key=lambda kept: _written_ns(kept[0]))
-    return None
+    places = [[*_files(place)] for place in (folder(), SHIPPED)]
+    found = (_newest(files, fit) for fit in fits for files in places)
+    return next(filter(None, found), None)
+
+
+def _newest(
+    files: Iterable[tuple[Path, PassTimes]], fits: Callable[[Mapping[str, object]], bool]
+) -> tuple[Path, PassTimes] | None:
+    fitting = (kept for kept in files if kept[1].times and fits(kept[1].key))
+    return max(fitting, key=lambda kept: _written_ns(kept[0]), default=None)
 
 
 def _files(place: Path | None) -> Iterator[tuple[Path, PassTimes]]:

@@ -14,10 +14,12 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.times.priors import (
     anchors,
+    chosen_alike,
+    kernel_place,
+    missing,
     place_of,
     prior,
     rescaled,
-    wanted,
 )
 
 ENGINE, DECODE = PassMode.ENGINE, PassMode.DECODE_GRAPH
@@ -31,7 +33,8 @@ KNOWN = [
     PassTime(ENGINE, 2048, 100, 99.0, padding=1000),
     *(PassTime(DECODE, size, 100, 100.0 * size) for size in (8, 64)),
 ]
-NONE: frozenset[PassMode] = frozenset()
+KERNELS = [replace(time, mode=PassMode.TABLE_KERNEL) for time in KNOWN[:5]]
+FA3 = {kernel_place(time): "fa3" for time in KERNELS}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _here(known: Iterable[PassTime], **factors: float) -> list[PassTime]:
     """What the anchors take in this engine."""
-    places = anchors(known, NONE)
+    places = anchors(known)
     return [
         replace(time, pass_us=factors[time.mode] * time.pass_us)
         for time in known if place_of(time) in places
@@ -63,43 +66,49 @@ def test_a_prior_is_of_an_engine_that_differs_in_versions_host_and_ranks_only(
     assert remembered.save(PassTimes(KEY, KNOWN, "a table"))
     key = KEY | changes
 
-    assert (prior(key, "a table") is not None) == fits
+    assert (prior(key) is not None) == fits
 
 
-def test_under_another_table_only_its_kernels_are_measured() -> None:
-    kernels = [replace(time, mode=PassMode.TABLE_KERNEL) for time in KNOWN[:5]]
-    assert remembered.save(PassTimes(KEY, [*KNOWN, *kernels], "a table"))
+def test_of_the_tables_kernels_those_are_measured_that_were_not_chosen_there() -> None:
+    """Whatever the table is called: one of the same name may choose others."""
+    timed = KERNELS[1:]
+    known = PassTimes(KEY, [*KNOWN, *timed], "a table", kernels=FA3)
 
-    same, other = prior(KEY, "a table"), prior(KEY, "another table")
-    assert same is not None and other is not None and [*other.times] == KNOWN
-    assert all(wanted(other.times, NONE, table=True)(place_of(time)) for time in kernels)
-    for times, table in ((same, True), (other, False)):
-        assert not wanted(times.times, NONE, table=table)(place_of(kernels[1]))
-    measured = [*_here(KNOWN, engine=1.0, decode_graph=1.0), *kernels]
-    assert rescaled(KNOWN, measured, NONE) == [*KNOWN, *kernels]
+    # The first was SGLang's own kernel, and so was not timed.
+    assert not missing(known, [*KNOWN, *KERNELS], FA3)
+    assert chosen_alike(known, FA3) == [*KNOWN, *timed]
+    other = FA3 | {kernel_place(timed[0]): "flashmla_sparse"}
+    assert missing(known, [*KNOWN, *KERNELS], other) == {place_of(timed[0])}
+    assert chosen_alike(known, other) == [*KNOWN, *timed[1:]]
+    # Without a table none is chosen.
+    assert not missing(known, KNOWN, {}) and chosen_alike(known, {}) == KNOWN
+
+
+def test_times_kept_before_kernels_were_noted_hold_but_for_the_kernels() -> None:
+    old = PassTimes(KEY, [*KNOWN, *KERNELS], "a table")
+
+    assert chosen_alike(old, FA3) == KNOWN
+    assert missing(old, [*KNOWN, *KERNELS], FA3) == frozenset(map(place_of, KERNELS))
 
 
 def test_of_decode_graphs_that_verify_drafts_all_are_measured() -> None:
     assert remembered.save(PassTimes(KEY, KNOWN, None))
-    found = prior(KEY | {"draft_tokens": 4, "decode_sizes": [8, 256]}, None)
+    found = prior(KEY | {"draft_tokens": 4, "decode_sizes": [8, 256]})
 
     assert found is not None and [*found.times] == KNOWN[:5]
-    only = wanted(found.times, NONE, table=False)
-    assert only(place_of(KNOWN[-1])) and not only(place_of(KNOWN[1])) and only(place_of(KNOWN[0]))
+    assert missing(found, KNOWN, {}) == frozenset(map(place_of, KNOWN[5:]))
 
 
 def test_of_graphs_of_other_sizes_only_these_are_measured() -> None:
     assert remembered.save(PassTimes(KEY, KNOWN, None))
-    found = prior(KEY | {"prefill_sizes": [64, 1024, 4096], "decode_sizes": [8, 16]}, None)
+    found = prior(KEY | {"prefill_sizes": [64, 1024, 4096], "decode_sizes": [8, 16]})
 
     assert found is not None and [time.q_tokens for time in found.times] == [64, 1024, 8]
     new = replace(KNOWN[0], q_tokens=4096)
-    only = wanted(found.times, NONE, table=False)
     # Behind a prefix 1024 tokens were not timed: there were larger graphs for that.
-    for size, context, measured in ((4096, 100, True), (1024, 100, False), (1024, 900, True)):
-        kernel = replace(new, mode=PassMode.TABLE_KERNEL, q_tokens=size, context=context)
-        assert only(place_of(kernel)) == measured
-    times = rescaled(found.times, [*_here(found.times, engine=1.1, decode_graph=1.0), new], NONE)
+    behind = replace(new, q_tokens=1024, context=900)
+    assert missing(found, [KNOWN[2], new, behind], {}) == {place_of(new), place_of(behind)}
+    times = rescaled(found.times, [*_here(found.times, engine=1.1, decode_graph=1.0), new])
     assert times is not None and [time.q_tokens for time in times] == [64, 1024, 8, 4096]
     assert times[0].pass_us == pytest.approx(1.1 * KNOWN[0].pass_us)
 
@@ -107,7 +116,7 @@ def test_of_graphs_of_other_sizes_only_these_are_measured() -> None:
 def test_ways_that_have_no_graphs_here_spoil_nothing() -> None:
     dense = replace(KNOWN[1], mode=PassMode.DENSE_GRAPH)
     assert remembered.save(PassTimes(KEY, [*KNOWN, dense], None))
-    assert (found := prior(KEY | {"decode_sizes": []}, None)) and [*found.times] == KNOWN[:5]
+    assert (found := prior(KEY | {"decode_sizes": []})) and [*found.times] == KNOWN[:5]
 
 
 def test_an_engine_with_the_same_graphs_comes_first() -> None:
@@ -115,22 +124,20 @@ def test_an_engine_with_the_same_graphs_comes_first() -> None:
         key = KEY | {"sglang": "0.5.24" if changes else "0.5.23"} | changes
         assert remembered.save(PassTimes(key, KNOWN, None))
 
-    found = prior(KEY | {"sglang": "0.5.25"}, None)
+    found = prior(KEY | {"sglang": "0.5.25"})
     assert found is not None and found.key == KEY and [*found.times] == KNOWN
 
 
-def test_nothing_but_kernels_is_no_prior() -> None:
-    assert prior(KEY, None) is None
-    kernels = [replace(time, mode=PassMode.TABLE_KERNEL) for time in KNOWN[:5]]
-    assert remembered.save(PassTimes(KEY, kernels, "a table"))
-    assert prior(KEY, "another table") is None
+def test_without_any_time_there_is_no_prior() -> None:
+    assert prior(KEY) is None
+    assert remembered.save(PassTimes(KEY, []))
+    assert prior(KEY) is None
 
 
 def test_of_each_way_two_passes_are_measured() -> None:
-    assert {place[:2] for place in anchors(KNOWN, NONE)} == {
+    assert {place[:2] for place in anchors(KNOWN)} == {
         (ENGINE, 64), (ENGINE, 1024), (DECODE, 8), (DECODE, 64),
     }  # fmt: skip
-    assert all(place[0] is ENGINE for place in anchors(KNOWN, frozenset({DECODE})))
 
 
 WAITING = [
@@ -152,7 +159,7 @@ NEARLY = PassTime(ENGINE, 48, 100, 130_000.0, False, 100_000.0)
 def test_of_what_waits_for_the_host_three_passes_are_measured_and_the_gpus_hardly_wait() -> None:
     known = [*KNOWN, *WAITING, NEARLY]
 
-    assert {place[:2] for place in anchors(known, NONE)} == {
+    assert {place[:2] for place in anchors(known)} == {
         (ENGINE, 64), (ENGINE, 1024), (DECODE, 8), (DECODE, 64),
         (ENGINE, 16), (ENGINE, 32), (PassMode.EAGER, 64),
     }  # fmt: skip
@@ -163,19 +170,19 @@ def test_of_a_way_that_nearly_waits_those_are_measured_that_wait_least() -> None
         PassTime(PassMode.EAGER, size, 100, us, False, 100_000.0)
         for size, us in ((2048, 120_000.0), (4096, 115_000.0), (8192, 190_000.0), (1024, 150_000.0))
     ]
-    assert {place[1] for place in anchors(known, NONE)} == {1024, 8192}
+    assert {place[1] for place in anchors(known)} == {1024, 8192}
 
 
 def test_another_host_changes_what_waits_for_it_alone() -> None:
     known = [*KNOWN, *WAITING, NEARLY]
-    places = anchors(known, NONE)
+    places = anchors(known)
     slower = iter((1.4, 1.5, 1.9))
     measured = [
         _times(time, next(slower)) if time in WAITING else time
         for time in known if place_of(time) in places
     ]  # fmt: skip
 
-    times = rescaled(known, measured, NONE)
+    times = rescaled(known, measured)
 
     assert times is not None
     found = {place_of(time): time for time in times}
@@ -188,17 +195,17 @@ def test_another_host_changes_what_waits_for_it_alone() -> None:
 
 def test_launches_that_take_any_time_are_measured_anew() -> None:
     known = [*KNOWN, *WAITING]
-    places = anchors(known, NONE)
+    places = anchors(known)
     measured = [time for time in known if place_of(time) in places]
     at = measured.index(WAITING[0])
     measured[at] = replace(WAITING[0], pass_us=2.5 * WAITING[0].pass_us)
 
-    assert rescaled(known, measured, NONE) is None
+    assert rescaled(known, measured) is None
 
 
 def test_times_that_hold_are_scaled_and_those_measured_here_taken() -> None:
     measured = _here(KNOWN, engine=1.2, decode_graph=0.9)
-    times = rescaled(KNOWN, measured, NONE)
+    times = rescaled(KNOWN, measured)
 
     assert times is not None and len(times) == len(KNOWN)
     for time, known in zip(times, KNOWN, strict=True):
@@ -212,13 +219,11 @@ def test_times_that_hold_for_some_passes_only_are_measured_anew() -> None:
     measured = _here(KNOWN, engine=1.0, decode_graph=1.0)
     measured[0] = replace(measured[0], pass_us=1.3 * measured[0].pass_us)
 
-    assert rescaled(KNOWN, measured, NONE) is None
+    assert rescaled(KNOWN, measured) is None
 
 
 def test_a_way_of_which_nothing_was_measured_here_spoils_it() -> None:
     measured = [time for time in _here(KNOWN, engine=1.0, decode_graph=1.0) if time.mode is ENGINE]
 
-    assert rescaled(KNOWN, measured, NONE) is None
-    times = rescaled(KNOWN, measured, frozenset({DECODE}))
-    assert times is not None and {time.mode for time in times} == {ENGINE}
-    assert rescaled([], [], NONE) is None
+    assert rescaled(KNOWN, measured) is None
+    assert rescaled([], []) is None

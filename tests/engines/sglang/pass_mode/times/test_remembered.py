@@ -132,13 +132,16 @@ def test_memory_beside_the_engines_own_is_summed_up() -> None:
     assert line.endswith("; memory: dense graphs 126 MiB, peak of a measured pass 900 MiB")
 
 
-def test_times_with_another_tables_kernels_are_measured_anew() -> None:
-    remembered.save(PassTimes(KEY, TIMES.times, "one table"))
+def test_times_with_other_kernels_are_kept_beside_them(folder: Path) -> None:
+    for number, kernel in enumerate(("", "fa3", "flashmla_sparse", "fa3")):
+        kernels = {"8/4/0/0": kernel} if kernel else {}
+        assert remembered.save(PassTimes(KEY, TIMES.times, "a table", kernels=kernels))
+        os.utime(max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns), ns=(0, number))
 
-    assert remembered.load(KEY, "another table") is None
-    assert remembered.load(KEY) is None
-    found = remembered.load(KEY, "one table")
-    assert found is not None and found.times == TIMES.times
+    assert [one.kernels for one in remembered.remembered()].count({"8/4/0/0": "fa3"}) == 1
+    assert len(list(remembered.remembered())) == 3
+    found = remembered.load(KEY)
+    assert found is not None and found.kernels == {"8/4/0/0": "fa3"}
 
 
 def test_the_newest_is_the_one_that_was_written_last() -> None:
