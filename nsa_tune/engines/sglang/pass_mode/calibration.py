@@ -9,6 +9,7 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from nsa_tune.backend.types.profiles import ALL_TOKENS
@@ -49,8 +50,12 @@ then all take as long."""
 _SMALLEST = 64
 """Smaller graphs are not measured: all of them wait for the host."""
 _WARM_UPS, _REPEATS = 1, 2
-_GPU_BOUND = 1.3
-"""A pass that takes so many times what launching it takes is measured once."""
+_GPU_BOUND, _AT_ONCE = 1.3, 50.0
+"""A pass that takes so many times what launching it takes is measured once, and without a warm-up:
+whatever else its first launch did took at most a fiftieth of it."""
+_HOPELESS = 1.5
+"""An eager pass is measured once if it takes so many times another way, of whose time it must save
+a quarter (choice.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +110,18 @@ def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[Pass
     """Measure the cases in `runner`, SGLang's ModelRunner."""
     times = []
     most = index_topk_of(runner.attn_backend)
+    least_us: dict[tuple[int, tuple[int, ...]], float] = {}
     with made_up.no_events_left(runner):
-        for case in cases:
-            count = len(case.lens)
+        # Whether an eager pass is hopeless the others tell.
+        for case in sorted(cases, key=lambda case: case.mode is PassMode.EAGER):
+            count, at = len(case.lens), (case.prefix, case.lens)
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
+            once_us = _HOPELESS * least_us.get(at, inf) if case.mode is PassMode.EAGER else inf
             with made_up.page_tables(runner, [case.longest] * count):
-                took_us = _timed_us(runner, steering, case.mode, batch)
+                took_us = _timed_us(runner, steering, case.mode, batch, once_us)
             if took_us is not None:
                 pass_us, host_us = took_us
+                least_us[at] = min(pass_us, least_us.get(at, inf))
                 times.append(replace(case.unmeasured(most), pass_us=pass_us, host_us=host_us))
     return times
 
@@ -231,10 +240,10 @@ def _lens(q_tokens: int, most: int) -> tuple[int, ...]:
 
 
 def _timed_us(
-    runner: Any, steering: Steering, mode: PassMode, batch: Any
+    runner: Any, steering: Steering, mode: PassMode, batch: Any, once_us: float = inf
 ) -> tuple[float, float] | None:
     """Least microseconds of a pass, and until the host had launched it, from its first call; None
-    if the table's kernel is SGLang's own.
+    if the table's kernel is SGLang's own. One that takes longer than `once_us` is measured once.
 
     How often it runs follows from rank 0's clock and table: a rank that ran it once more would wait
     in it for the others.
@@ -251,11 +260,14 @@ def _timed_us(
             torch.cuda.synchronize()
             took_s = time.perf_counter() - begin
             same = mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend)
-            if i >= _WARM_UPS and not same:
+            # The GPU repeats its times within a percent; a host may be up to half off.
+            bound = _AT_ONCE if i < _WARM_UPS else _GPU_BOUND
+            enough = same or took_s > bound * host_s
+            enough = enough or (i >= _WARM_UPS and took_s * 1e6 > once_us)
+            enough = steering.ranks.from_first(enough)
+            if (i >= _WARM_UPS or enough) and not same:
                 took.append(took_s * 1e6)
                 launched.append(host_s * 1e6)
-            # The GPU repeats its times within a percent; a host may be up to half off.
-            enough = same or (i >= _WARM_UPS and took_s > _GPU_BOUND * host_s)
-            if steering.ranks.from_first(enough):
+            if enough:
                 break
     return (min(took), min(launched)) if took else None
