@@ -177,8 +177,8 @@ def test_samples_are_seeded_and_half_of_them_ragged() -> None:
     assert 60 < dense < 140
 
 
-def features_of(batch: Batch, heads: int = 128) -> dict[str, float]:
-    return PREFILL.features(replace(H100, heads=heads)).by_name(batch)
+def features_of(batch: Batch, heads: int = 128, model: str = "deepseek-v3.2") -> dict[str, float]:
+    return PREFILL.features(replace(H100, heads=heads, profile=profile_of(model))).by_name(batch)
 
 
 def test_features_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
@@ -203,11 +203,12 @@ def test_a_tile_sees_the_tiles_before_it_and_the_last_one_the_end_of_its_sequenc
     ("new", "tile"), [(1, 16), (16, 16), (17, 64), (64, 64), (65, 128), (500, 128)]
 )
 def test_narrow_tiles_follow_the_mean_of_new_tokens(new: int, tile: int) -> None:
-    """FlashInfer's FA2DetermineCtaTileQ for heads of up to 256."""
     equal = features_of(Batch.extend([10] * 4, [new] * 4))
+    wide = features_of(Batch.extend([10] * 4, [new] * 4), model="glm-5")
     ragged = features_of(Batch.extend([10] * 4, [1, 1, 1, 4 * new - 3]))
+    tiles = {width: 4 * -(-new // width) for width in (tile, min(tile, 64))}
 
-    assert equal["fa2_tiles"] == 4 * -(-new // tile)
+    assert [equal["fa2_tiles"], wide["fa2_tiles"]] == [tiles[tile], tiles[min(tile, 64)]]
     assert ragged["fa2_tiles"] == 3 + -(-(4 * new - 3) // tile)
 
 

@@ -75,7 +75,7 @@ class FlashMlaTerms(NamedTuple):
 
 # What a sequence and its queries cost is in their tiles. Where sequences are equal, as in most
 # swept batches, nothing tells the two apart, and half of it would be charged to ragged ones again.
-OF_FA3 = ("gemm_keys", "tile_waves", "tile_makespan_pairs")
+OF_FA3 = ("gemm_keys", "query_tiles", "tile_waves", "tile_makespan_pairs")
 OF_FA2 = (
     "gemm_keys", "fa2_tiles", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits",
     "fa2_split_rows",
@@ -147,7 +147,7 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         attended = schedules.attended_pairs(batch, topk)
         pairs = schedules.step_pairs(batch, topk, attended)
         tiles, tile_pairs = query_tiles(batch, _TILE)
-        width = fa2_tile(batch)
+        width = fa2_tile(batch, setting.profile.v)
         fa2_tiles, fa2_pairs = (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width)
         blocks, fa2_blocks = tiles * heads, fa2_tiles * heads
         longest = batch.max_kv
@@ -202,11 +202,11 @@ def union_keys(batch: Batch, topk: int) -> tuple[float, float]:
     return total, longest
 
 
-def fa2_tile(batch: Batch) -> int:
-    """Queries of FlashAttention-2's tile, by the mean of new tokens a sequence, a whole number: 16,
-    from 17 on 64, from 65 on 128 (FlashInfer, utils.cuh, FA2DetermineCtaTileQ)."""
+def fa2_tile(batch: Batch, channels: int) -> int:
+    """Queries of FlashAttention-2's tile, by mean new tokens a sequence: 16, from 17 on 64, from 65
+    on 128 if values have fewer than 256 channels (FlashInfer, utils.cuh, FA2DetermineCtaTileQ)."""
     rows, count = batch.q_tokens, batch.batch_size
-    return 128 if rows >= 65 * count else 64 if rows >= 17 * count else 16
+    return 128 if channels < 256 and rows >= 65 * count else 64 if rows >= 17 * count else 16
 
 
 def fa2_keys(batch: Batch, width: int, most: int) -> int:
