@@ -79,14 +79,14 @@ def test_a_row_keeps_the_largest_error_and_the_first_failure_and_time() -> None:
 
 def test_what_is_not_here_or_not_asked_for_is_said() -> None:
     prefill = POINTS["prefill"]
-    q8, tilelang = prefill.arm("mla/flashmla_sparse_q8"), prefill.arm("mla/tilelang")
+    q8, triton = prefill.arm("mla/flashmla_sparse_q8"), prefill.arm("mla/triton_sparse_mla")
 
     assert arms.why_not(q8, H200).startswith("lossy, and not asked for: rounds q, keys")
     asked = replace(H200, lossy=frozenset({"flashmla_sparse_q8"}))
     assert arms.why_not(q8, asked) == ""
-    absent = replace(asked, missing=frozenset({"sglang_q8", "sglang_tilelang"}))
+    absent = replace(asked, missing=frozenset({"sglang_q8", "sglang_triton"}))
     assert arms.why_not(q8, absent) == "sglang_q8 is not installed"
-    assert arms.why_not(tilelang, absent) == "sglang_tilelang is not installed"
+    assert arms.why_not(triton, replace(absent, heads=16)) == "sglang_triton is not installed"
     assert arms.why_not(prefill.arm("mha/trtllm_ragged"), H200) == "no kernels for sm90"
 
 

@@ -111,6 +111,8 @@ def test_a_table_has_every_arm_of_hopper_or_says_which_it_lacks(path: Path) -> N
     )  # fmt: skip
 
     measured = {(row.point, row.arm) for row in table.measurements if row.point != CEILINGS}
+    # An arm that was removed, for it won nowhere.
+    measured -= {("prefill", "mla/tilelang"), ("decode", "tilelang")}
     every = {
         (point.name, arm.name) for point in points_for(profile) for arm in point.candidates(setting)
     }

@@ -33,14 +33,7 @@ PREFILLS = [
     Batch.extend([0, 512, 100], [300, 64, 1]),
     Batch.extend([8192], [512]),
 ]
-DECODES = [
-    Batch.decode([5000]),
-    Batch.decode([300, 2048, 40000, 1]),
-    Batch.verify([8191, 100, 9000] * 20, 4),
-]
 CASES = [
-    *(("prefill", "mla/tilelang", "bf16", batch) for batch in PREFILLS),
-    *(("decode", "tilelang", "bf16", batch) for batch in DECODES),
     *(("prefill", "mla/flashmla_sparse_q8", "fp8", batch) for batch in PREFILLS),
     *(
         ("prefill", f"mla/triton_sparse_mla{union}", kv_dtype, batch)

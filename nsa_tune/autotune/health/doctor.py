@@ -134,14 +134,10 @@ def kernel_libraries() -> Iterator[Finding]:
         if provider is None:
             state = State.NOTE if library.optional else absent
             kind = "optional, " if library.optional else ""
-            yield Finding(name, state, f"{kind}not installed: {_install(library)}")
+            yield Finding(name, state, f"{kind}not installed: {library.install}")
         else:
             text = f"{provider.distribution} {provider.version}, as {provider.module}"
             yield Finding(name, State.OK, text)
-
-
-def _install(library: providers.Library) -> str:
-    return " ".join((library.install, *library.also))
 
 
 def clocks() -> Iterator[Finding]:

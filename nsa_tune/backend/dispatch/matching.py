@@ -15,12 +15,13 @@ from nsa_tune.backend.types.records import Key, StoredTable, Table
 from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
 
-_OPTIONAL = frozenset(
+# Older tables have rows of a kernel in TileLang.
+_OPTIONAL = {"tilelang"} | {
     distribution
     for library in PROVIDERS.values()
     if library.optional
-    for distribution in (*(source for source, _ in library.sources), *library.also)
-)
+    for distribution, _ in library.sources
+}
 
 
 @dataclass(frozen=True, slots=True)

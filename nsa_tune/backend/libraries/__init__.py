@@ -22,8 +22,6 @@ class Library:
     """(distribution, module that it brings)."""
     install: str
     """The command that installs the usual one."""
-    also: tuple[str, ...] = ()
-    """Distributions that its kernels need besides."""
     optional: bool = False
     """Part of an engine: where it is not installed, its arms are left out and others measured."""
 
@@ -72,13 +70,6 @@ PROVIDERS: dict[str, Library] = {
             "flashinfer", (("flashinfer-python", "flashinfer"),), "pip install flashinfer-python"
         ),
         Library(
-            "sglang_tilelang",
-            (("sglang", f"{_SGLANG}.dsa.tilelang_kernel"),),
-            "pip install sglang",
-            also=("tilelang",),
-            optional=True,
-        ),
-        Library(
             "sglang_q8",
             (("sglang", f"{_SGLANG}.sparse_mla_q8kv8_prefill_sm90"),),
             "pip install 'sglang>=0.5.17'",
@@ -108,8 +99,6 @@ PROVIDERS: dict[str, Library] = {
 
 def answering(name: str) -> Answering | None:
     """Who answers for the library `name`, or None; reads package metadata only."""
-    if None in map(_version, PROVIDERS[name].also):
-        return None
     for distribution, module in PROVIDERS[name].sources:
         version = _version(distribution)
         if version is not None and _present(module):

@@ -186,12 +186,6 @@ def build_fa3(case: PrefillCase) -> Run:
     return around(case, attend)
 
 
-def build_tilelang(case: PrefillCase) -> Run:
-    """SGLang's TileLang kernel over the bf16 pool. Its first call compiles."""
-    rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
-    return around(case, lambda q: sglang.tilelang_sparse(q, case.pool, indices, scale, rank))
-
-
 def build_sglang_triton(case: PrefillCase, union: int = 0) -> Run:
     """SGLang's Triton kernel for few heads: over the bf16 pool, or what is dequantized first."""
     rank, scale, (latents, chosen) = case.profile.rank, case.profile.softmax_scale, _source(case)

@@ -79,10 +79,10 @@ def test_an_absent_library_matters_on_a_gpu_only(
 def test_an_optional_library_is_a_note_even_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "answering", lambda name: None)
 
-    finding = _found(doctor.kernel_libraries())["sglang_tilelang"]
+    finding = _found(doctor.kernel_libraries())["sglang_triton"]
 
     assert finding.state is State.NOTE
-    assert finding.text == "optional, not installed: pip install sglang tilelang"
+    assert finding.text == "optional, not installed: pip install 'sglang>=0.5.22'"
 
 
 def test_the_distribution_of_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

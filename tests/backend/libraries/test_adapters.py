@@ -190,30 +190,6 @@ def test_fa3_reads_pages_of_one_token_with_the_selection_as_their_table(
     assert (given["max_seqlen_q"], given["causal"], given["softmax_scale"]) == (1, True, 0.1)
 
 
-def test_tilelang_gets_one_kv_head_and_gives_back_its_batch_dimension(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def forward(**given: Any) -> torch.Tensor:
-        seen.append(given)
-        out: torch.Tensor = given["q"][None, ..., : given["d_v"]].contiguous()
-        return out
-
-    module = SimpleNamespace(tilelang_sparse_fwd=forward)
-    monkeypatch.setattr(sglang, "_module", {"sglang_tilelang": module}.__getitem__)
-    q = torch.ones(3, 16, 576, dtype=torch.bfloat16)
-    out = sglang.tilelang_sparse(q, POOL, PAGES, 0.1, 512)
-
-    (given,) = seen
-    assert out.shape == (3, 16, 512)
-    assert given["q"] is q
-    assert given["kv"].shape == (9, 1, 576)
-    assert given["kv"].data_ptr() == POOL.data_ptr()
-    assert given["indices"].shape == (3, 1, 2048)
-    assert given["sm_scale"] == 0.1
-
-
 def test_sglangs_triton_kernel_gets_the_group_that_shares_a_union(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

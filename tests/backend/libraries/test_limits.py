@@ -399,22 +399,18 @@ def test_fa3_over_a_selection_ends_where_an_int32_offset_does(heads: int, most: 
 
 
 @pytest.mark.parametrize(
-    ("model", "heads", "tilelang", "q8"),
+    ("model", "heads", "fit"),
     [
-        ("deepseek-v3.2", 128, True, True), ("deepseek-v3.2", 16, True, True),
-        ("deepseek-v3.2", 96, False, False), ("deepseek-v3.2", 48, True, False),
-        ("deepseek-v3.2", 256, True, False), ("tiny", 4, False, False),
+        ("deepseek-v3.2", 128, True), ("deepseek-v3.2", 16, True), ("deepseek-v3.2", 96, False),
+        ("deepseek-v3.2", 48, False), ("deepseek-v3.2", 256, False), ("tiny", 4, False),
     ],
 )  # fmt: skip
-def test_sglangs_own_kernels_take_these_heads_and_widths(
-    model: str, heads: int, tilelang: bool, q8: bool
-) -> None:
+def test_sglangs_fp8_kernel_takes_these_heads_and_widths(model: str, heads: int, fit: bool) -> None:
     setting = replace(_SETTING, profile=profile_of(model), heads=heads)
 
-    for guard, allowed in ((sglang.TILELANG_SHAPE, tilelang), (sglang.Q8_SHAPE, q8)):
-        reason = guard.check(_rows(8), setting)
-        assert (reason is None) == allowed
-        assert allowed or f"{heads} heads" in str(reason)
+    reason = sglang.Q8_SHAPE.check(_rows(8), setting)
+    assert (reason is None) == fit
+    assert fit or f"{heads} heads" in str(reason)
 
 
 @pytest.mark.parametrize(
@@ -433,14 +429,6 @@ def test_sglangs_triton_kernel_takes_up_to_32_heads_of_512_and_64_channels() -> 
     assert "64 heads" in str(shape.check(_rows(8), replace(_SETTING, heads=64)))
     tiny = replace(_SETTING, profile=profile_of("tiny"), heads=4)
     assert "128 + 32" in str(shape.check(_rows(8), tiny))
-
-
-@pytest.mark.parametrize("heads", [128, 16])
-def test_tilelangs_operands_keep_to_a_quarter_of_the_memory(heads: int) -> None:
-    setting = replace(_SETTING, heads=heads)
-    most = _SETTING.device.memory // 4 // (heads * 2 * (576 + 512))
-
-    assert _limit(sglang.TILELANG_BYTES, setting, 8, 2**21) == most
 
 
 def test_the_fp8_kernel_ends_where_an_int32_offset_of_indices_does() -> None:

@@ -118,16 +118,14 @@ def test_every_library_is_known_to_the_key() -> None:
 
 
 def test_an_optional_library_is_missing_until_all_that_it_needs_is_installed(site: Path) -> None:
-    others = {"sglang_q8", "sglang_triton", "sglang_triton_decode", "sglang_topk_v2"}
-    assert providers.missing() == {"sglang_tilelang", *others}
+    others = {"sglang_q8", "sglang_triton_decode", "sglang_topk_v2"}
+    assert providers.missing() == {"sglang_triton", *others}
 
-    install(site, "sglang", "0.5.17", "sglang.kernels.ops.attention.dsa.tilelang_kernel")
-    assert providers.missing() == {"sglang_tilelang", *others}
-    install(site, "tilelang", "0.1.11", "tilelang")
+    install(site, "sglang", "0.5.22", "sglang.kernels.ops.attention.dsa.triton_sparse_mla_prefill")
     assert providers.missing() == others
-    found = providers.answering("sglang_tilelang")
+    found = providers.answering("sglang_triton")
     assert found is not None
-    assert (found.distribution, found.version) == ("sglang", "0.5.17")
+    assert (found.distribution, found.version) == ("sglang", "0.5.22")
     assert "sglang" not in sys.modules
 
 
@@ -135,7 +133,6 @@ def test_no_library_that_others_need_is_optional() -> None:
     optional = {name for name, one in providers.PROVIDERS.items() if one.optional}
 
     assert optional == {
-        "sglang_tilelang",
         "sglang_q8",
         "sglang_triton",
         "sglang_triton_decode",

@@ -17,7 +17,6 @@ from nsa_tune.backend.kernels.packed_fp8 import dequantize_reference
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
-from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.attention_case import prefill_case
@@ -190,24 +189,12 @@ def fa3_sparse(
     return sparse_mla_reference(torch.cat((q_nope, q_rope), -1), pool, chosen, scale, 128)
 
 
-def tilelang_sparse(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int
-) -> torch.Tensor:
-    """TileLang's contract: q, pool and indices lie one behind the other; -1 is left out."""
-    assert q.is_contiguous()
-    assert pool.is_contiguous()
-    assert indices.is_contiguous()
-    assert indices.dtype == torch.int32
-    return sparse_mla_reference(q, pool, indices, scale, rank)
-
-
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("name", ["fa3", "tilelang", "triton_split"])
+@pytest.mark.parametrize("name", ["fa3", "triton_split"])
 def test_an_arm_over_a_bf16_pool_passes_what_its_kernel_reads(
     batch: Batch, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_kernel, "fa3_sparse", fa3_sparse)
-    monkeypatch.setattr(sglang, "tilelang_sparse", tilelang_sparse)
     monkeypatch.setattr(split_sparse_mla, "split_sparse_mla", sparse_mla_reference)
     case = prefill_case(batch, replace(TINY, layout=KVLayout.BF16), CPU)
     output = DECODE.arm(name).build(case)()

@@ -30,7 +30,7 @@ from nsa_tune.backend.types.layouts import NO_PLUGINS, NOT_SGLANGS, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Status
-from tests.backend.points.test_decode import fa3_sparse, tilelang_sparse
+from tests.backend.points.test_decode import fa3_sparse
 
 PREFILL = POINTS["prefill"]
 CPU = torch.device("cpu")
@@ -429,9 +429,9 @@ def test_a_workspace_is_made_once_a_device_however_many_threads_ask() -> None:
 
 
 def test_without_an_optional_library_its_arms_are_left_out() -> None:
-    bf16 = replace(H100, layout=KVLayout.BF16, missing=frozenset({"sglang_tilelang"}))
+    bf16 = replace(H100, layout=KVLayout.BF16, missing=frozenset({"sglang_triton"}))
 
-    assert "mla/tilelang" not in [arm.name for arm in PREFILL.candidates(bf16)]
+    assert "mla/triton_sparse_mla" not in [arm.name for arm in PREFILL.candidates(bf16)]
     assert PREFILL.arm("mla/fa3") in PREFILL.candidates(bf16)
 
 
@@ -536,14 +536,12 @@ def test_a_cpu_is_told_which_arms_are_for_gpus() -> None:
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("name", ["mla/fa3", "mla/tilelang"])
 def test_a_kernel_reads_the_bf16_pool_by_the_selection(
-    batch: Batch, name: str, monkeypatch: pytest.MonkeyPatch
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_kernel, "fa3_sparse", fa3_sparse)
-    monkeypatch.setattr(sglang, "tilelang_sparse", tilelang_sparse)
     case = prefill_case(batch, replace(TINY, layout=KVLayout.BF16), CPU)
-    output = PREFILL.arm(name).build(case)()
+    output = PREFILL.arm("mla/fa3").build(case)()
 
     assert output.shape == (batch.q_tokens, 4, 32)
     assert case.error_of(output) < case.tolerance

@@ -1,1 +1,1 @@
-"""SGLang's own kernels: sparse attention in TileLang and in Triton, and sparse prefill in fp8."""
+"""SGLang's own kernels: sparse attention in Triton, and sparse prefill in fp8."""

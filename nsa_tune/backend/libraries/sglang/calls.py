@@ -39,33 +39,6 @@ def _cast() -> Any:
     raise LibraryMissing("this sglang has no concat_and_cast_q_fp8_pad: pip install sglang==0.5.17")
 
 
-def tilelang_sparse(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int
-) -> torch.Tensor:
-    """TileLang's sparse attention, SGLang's backend "tilelang" in prefill and decode.
-
-    `dsa_backend.py:2918` (`_forward_tilelang`) calls `dsa/tilelang_kernel.py`
-    (`tilelang_sparse_fwd`). It pads fewer than 64 heads itself. Compiled once for each number of
-    heads. Offsets are 64-bit (in what tilelang 0.1.11 generates).
-
-    Args:
-        q: [rows, heads, 576] bf16, contiguous.
-        pool: [slots, 576] bf16, contiguous.
-        indices: [rows, 2048] int32 slots of the pool; -1 is left out, others are read unchecked.
-        scale: softmax scale, a constant of the compiled kernel.
-        rank: width of the output.
-
-    Returns:
-        [rows, heads, rank] bf16.
-    """
-    call = _module("sglang_tilelang").tilelang_sparse_fwd
-    out: torch.Tensor = call(
-        q=q, kv=pool[:, None], indices=indices[:, None], sm_scale=scale, d_v=rank
-    )
-    # It adds a batch dimension of 1 and leaves it there.
-    return out.view(q.shape[0], q.shape[1], rank)
-
-
 def triton_sparse(
     q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
     lengths: torch.Tensor, union: int,

@@ -21,18 +21,6 @@ def _absorbed_bytes(setting: Setting) -> int:
     return setting.heads * 2 * (setting.profile.latent + setting.profile.rank)
 
 
-def _tilelang_shape(setting: Setting) -> str | None:
-    profile, heads = setting.profile, setting.heads
-    widths = (profile.rank, profile.rope, profile.index_topk)
-    if widths == (512, 64, _TOPK) and (heads <= 64 or heads % 64 == 0):
-        return None
-    return (
-        "SGLang's TileLang kernel takes latents of 512 + 64 values, 2048 selected keys, and up to "
-        f"64 heads or a multiple of 64; {profile.name} has {widths[0]} + {widths[1]}, {widths[2]} "
-        f"and {heads} heads"
-    )
-
-
 def _q8_shape(setting: Setting) -> str | None:
     profile, heads = setting.profile, setting.heads
     powers = heads <= 128 and heads & (heads - 1) == 0
@@ -78,20 +66,6 @@ def _union_rows(setting: Setting) -> str | None:
     )
 
 
-TILELANG_SHAPE = Guard(
-    "tilelang_shape", "formula",
-    "SGLang 0.5.17 dsa/tilelang_kernel.py:1329 topk == 2048, :486 heads, :725 widths",
-    _tilelang_shape,
-)  # fmt: skip
-TILELANG_BYTES = Guard(
-    "tilelang_bytes", "formula", "SGLang 0.5.17 dsa/tilelang_kernel.py:1317: q and the output",
-    # All offsets are 64-bit (tilelang 0.1.11).
-    lambda setting: rows_in_quarter_of_memory(
-        _absorbed_bytes(setting), "operands of the TileLang kernel", setting
-    ),
-)  # fmt: skip
-TILELANG = (TILELANG_SHAPE, TILELANG_BYTES)
-"""Of `tilelang_sparse`."""
 Q8_SHAPE = Guard(
     "q8_shape", "formula",
     "SGLang 0.5.23 sparse_mla_q8kv8_prefill_sm90.py:354-376, mla_qk_prep.py:190",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
-from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits, mla
 from nsa_tune.backend.points.decode import features
@@ -32,10 +31,6 @@ ARMS = (
     SparseArm(
         "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
         (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_FA3, copied={},
-    ),
-    SparseArm(
-        "tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
-        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_PAIRS, copied={},
     ),
     SparseArm(
         "trtllm", mla.build_trtllm, _BF16, "flashinfer", _BLACKWELL,

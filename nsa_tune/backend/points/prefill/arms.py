@@ -78,10 +78,6 @@ MLA = (
         (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_SPARSE_FA3, copied={},
     ),
     SparseArm(
-        "mla/tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
-        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA, copied={},
-    ),
-    SparseArm(
         "mla/triton_sparse_mla", mla.build_sglang_triton, _ANY, "sglang_triton", _HOPPER_ON,
         (limits.SOME_ROWS, *sglang.TRITON, flash_mla.WIDENED_BYTES), features=features.OF_TRITON,
         copied=_WIDENED,
