@@ -1,16 +1,16 @@
 """What a table's answers cost on batches that it was not tuned on, beside the engine's baseline.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
-    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--taken] [--offered]
+    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--taken]
     python benchmarks/regret.py table HELD_OUT...
     python benchmarks/regret.py left-out TABLE...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file, or a zip of some, anywhere: regret is the time of the arm that was chosen
 over the best arm's, minus one. Without --db the shipped table answers; --sums asks it without the
-lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA; --offered
-compares with arms that some plug-in takes, as `table` does. Arms without times in the file are left
-out. `table` is for several files. `left-out` answers for a table's own batches, an eighth each.
+lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA. Arms without
+times in the file are left out. `table` is for several files. `left-out` answers for a table's own
+batches, an eighth each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from nsa_tune.backend.baselines import SGLANG_0_5_17, SGLANG_0_5_23, VLLM_0_33_0
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.types.layouts import NO_PLUGINS
 from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
@@ -228,11 +227,10 @@ def losses(some: Sequence[Cell], choose: Choose, *, sums: bool = False) -> list[
 def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
     for _, held_out in held_out_tables(arguments.table):
-        without = NO_PLUGINS if arguments.offered else frozenset()
-        key, dispatcher = held_out.key, opened(held_out, arguments.db, without)
+        key, dispatcher = held_out.key, opened(held_out, arguments.db)
         result = []
         for point, question in _QUESTIONS:
-            some = list(cells(held_out, point.name, question, without))
+            some = list(cells(held_out, point.name, question))
             if arguments.taken:
                 some = [one for one in some if is_taken(dispatcher, question, one.batch)]
             for name, choose in choosers(dispatcher, question).items() if some else ():
@@ -290,9 +288,9 @@ def _outside(away: Set[str], row: Measurement, _: Batch) -> Measurement | None:
 def shipped_losses(files: Iterable[Path]) -> Iterator[tuple[str, str, list[float]]]:
     """(question, held-out table, regrets of the shipped table's choices) of held-out files."""
     for name, held_out in chain.from_iterable(map(held_out_tables, files)):
-        dispatcher = opened(held_out, None, NO_PLUGINS)
+        dispatcher = opened(held_out, None)
         for point, question in _QUESTIONS:
-            batches = list(cells(held_out, point.name, question, NO_PLUGINS))
+            batches = list(cells(held_out, point.name, question))
             # Where a table has no times the engine's baseline answers.
             if not batches or not dispatcher.policies[point.name].measured:
                 continue
@@ -341,7 +339,6 @@ def main() -> None:
     scoring.add_argument("--db", type=Path)
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
     scoring.add_argument("--taken", action="store_true", help="kernels only where they run")
-    scoring.add_argument("--offered", action="store_true", help="only arms that plug-ins take")
     scoring.set_defaults(run=score)
     listing = commands.add_parser("table", help="the shipped tables' regret on several files")
     listing.add_argument("files", type=Path, nargs="+")

@@ -228,17 +228,20 @@ class PrefillImpl:
     def __init__(self, backend: Any) -> None:
         self.wanted: str | None = None
         self._backend = backend
-        self._own: str | None = None
+        self._own: tuple[str, int] | None = None
         self._decide = backend.set_dsa_prefill_impl
         backend.set_dsa_prefill_impl = self._set
 
     def _set(self, forward_batch: Any = None) -> Any:
+        backend = self._backend
         if self._own is not None:
-            self._backend.dsa_prefill_impl, self._own = self._own, None
+            backend.dsa_prefill_impl, backend.dsa_triton_union = self._own
+            self._own = None
         result = self._decide(forward_batch)
         if self.wanted is not None and forward_batch is not None and _extends(forward_batch):
-            self._own = self._backend.dsa_prefill_impl
-            self._backend.dsa_prefill_impl = self.wanted
+            self._own = backend.dsa_prefill_impl, getattr(backend, "dsa_triton_union", 0)
+            backend.dsa_prefill_impl, _, union = self.wanted.partition("_union")
+            backend.dsa_triton_union = int(union or self._own[1])
         return result
 
 

@@ -141,6 +141,11 @@ class Policy:
         rows = own_rows(point, setting.sharing, kept)
         return cls(point, setting, features, fitted(point, setting, features, rows), lambda: kept)
 
+    def at(self, setting: Setting) -> Policy:
+        """This policy's models for batches in `setting`, of which some features differ."""
+        features = self.point.features(setting)
+        return Policy(self.point, setting, features, self.fitted, self._rows)
+
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """The arms that this device could run, that never failed, and that were measured too little

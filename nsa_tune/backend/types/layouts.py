@@ -76,7 +76,7 @@ def layout_of(kv_dtype: str, family: str = "dsa") -> KVLayout:
 
 # --- what engines can take
 
-NO_PLUGINS = frozenset({"mla/triton_sparse_mla", "mla/triton_sparse_mla_union4"})
-"""Arms that no engine's plug-in takes."""
-NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
-"""Arms that SGLang's plug-in does not take: the others work as vLLM does."""
+SGLANGS_TRITON = frozenset({"mla/triton_sparse_mla", "mla/triton_sparse_mla_union4"})
+"""Arms that only SGLang has, since 0.5.22."""
+NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed", "mha/fa3_merged"})
+"""Arms that SGLang's plug-in does not take: they work as vLLM does."""

@@ -54,6 +54,9 @@ class Setting:
     overlap: float | None = None
     """Where arms are measured: share of its selection that a query of `prefill` has in common with
     the one before it; None for selections drawn one by one."""
+    kept: float = 0.0
+    """Share of its selection that a query of `prefill` has in common with the one before it beyond
+    what two at random have: 0 where arms are measured, in an engine what was seen there."""
 
     @property
     def sharing(self) -> int:

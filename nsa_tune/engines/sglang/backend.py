@@ -10,16 +10,18 @@ from typing import Any
 from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.libraries.sglang.calls import triton_sparse
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.agreement import decides_by
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.dispatchers import opened
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang import EDGE, attempt, say_once
-from nsa_tune.engines.sglang.costs import with_pass_overhead, without_unsupported
+from nsa_tune.engines.sglang.costs import untaken, with_pass_overhead, without_unsupported
 from nsa_tune.engines.sglang.eligible import Engine, variable_set, why_not
-from nsa_tune.engines.sglang.facts import Facts, facts_of
+from nsa_tune.engines.sglang.facts import TRITON, Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
+from nsa_tune.engines.sglang.kernels.swap import current_device, relative_error
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
 from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import AUTO, SGLangRelease, installed_release
@@ -69,7 +71,7 @@ def _prepared(
         return None
     if dispatcher is None:
         return None
-    impls = _measured(dispatcher, release.prefill_impls[facts.layout])
+    impls = _working(_measured(dispatcher, release.prefill_impls[facts.layout]), facts)
     defaults = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
     # What the engine would run must be among what was compared.
     compared = defaults <= impls
@@ -77,8 +79,8 @@ def _prepared(
         problem = f"{facts.impl} is not among what was measured"
         say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
     if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
-        # What flashmla_sparse costs once a pass cannot be shared out.
-        impls -= {"flashmla_sparse"}
+        # What reading back costs once a pass cannot be shared out.
+        impls &= {"flashmla_kv"}
     answers = _answers(dispatcher, facts, impls) if compared else None
     # What a start proves are prefills.
     paired = release.known and _pairs_possible(backend, model_runner, dispatcher)
@@ -96,18 +98,54 @@ def _prepared(
         if steered:
             say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
 
-    return decides_by(dispatcher, facts), steer
+    return decides_by(dispatcher, facts, sorted(impls)), steer
 
 
 def _answers(dispatcher: Dispatcher, facts: Facts, impls: frozenset[str]) -> Answers:
-    """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
+    """The answers for a backend, in which kernels bear what they cost once a pass."""
+    without = untaken(impls)
     if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
         # nsa-tune's kernel reads prefixes back, unless SGLang's is found to be as fast.
         swapped = switch_is_on(Part.COPIES) and dispatcher.setting.device.arch == "sm90"
-        dispatcher = with_pass_overhead(dispatcher, facts.layers, swapped_read_back=swapped)
+        dispatcher = with_pass_overhead(
+            dispatcher, facts.layers, swapped_read_back=swapped, without=without
+        )
     else:
-        dispatcher = without_unsupported(dispatcher)
+        dispatcher = without_unsupported(dispatcher, without)
     return Answers(dispatcher, facts, impls)
+
+
+def _working(impls: frozenset[str], facts: Facts) -> frozenset[str]:
+    """`impls` without SGLang's kernel for few heads, if that does not run here."""
+    triton = frozenset(impl for impl in impls if impl.startswith(TRITON))
+    works = not triton or attempt(f"compiling {TRITON}", compiled, facts)
+    return impls if works else impls - triton
+
+
+def compiled(facts: Facts) -> bool:
+    """Whether SGLang's kernel for few heads was compiled, so that no served pass waits for it, and
+    computes by unions what it computes without; an error where it does not.
+
+    Raises:
+        LibraryMissing: in a release without it.
+        RuntimeError: when a union computes something else.
+    """
+    import torch
+
+    profile, heads, topk = facts.profile, facts.heads, facts.profile.index_topk
+    made = {"dtype": torch.bfloat16, "device": current_device()}
+    latents = torch.randn(2 * topk, profile.latent, **made)
+    # One more row than fours hold.
+    q = torch.randn(9, heads, profile.latent, **made)
+    indices = torch.rand(len(q), len(latents), **made).argsort(dim=1)[:, :topk].int()
+    lengths = torch.full_like(indices[:, 0], topk)
+    whole, union = (
+        triton_sparse(q, latents, indices, profile.softmax_scale, profile.rank, lengths, of)
+        for of in (0, 4)
+    )
+    if not (error := relative_error(whole, union)) <= 0.01:
+        raise RuntimeError(f"by a union {TRITON} is {error:.3g} away from itself without")
+    return True
 
 
 def check_hooks(backend: Any) -> None:

@@ -30,7 +30,7 @@ from functools import cache, partial
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.layouts import NOT_SGLANGS, KVLayout
+from nsa_tune.backend.types.layouts import NOT_SGLANGS, SGLANGS_TRITON, KVLayout
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.engines.dispatchers import slower, with_costs
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS
@@ -47,7 +47,9 @@ _PREPARE_US = 2.9
 _QUANTIZE_US, _QUANTIZE_TOKEN_US = 1.2, 0.00025
 _COPY_US, _COPY_TOKEN_US = 1.6, 0.0009
 
-_POINT, _ARM = "prefill", "mla/flashmla_sparse"
+_POINT = "prefill"
+_RAGGED = SGLANGS_TRITON | {"mla/flashmla_sparse"}
+"""Arms that read a packed pool back."""
 
 
 def cost_us(batch: Batch) -> float:
@@ -56,32 +58,50 @@ def cost_us(batch: Batch) -> float:
 
 
 @cache
-def without_unsupported(dispatcher: Dispatcher) -> Dispatcher:
+def without_unsupported(
+    dispatcher: Dispatcher, without: frozenset[str] = NOT_SGLANGS
+) -> Dispatcher:
     """`dispatcher` without the arms that SGLang's plug-in does not take."""
     assert dispatcher.table is not None, "only a table steers"
-    if NOT_SGLANGS.isdisjoint(row.arm for row in dispatcher.table.measurements):
+    if without.isdisjoint(row.arm for row in dispatcher.table.measurements):
         return dispatcher
     setting = dispatcher.setting
-    return with_costs(dispatcher, _POINT, setting, lambda row, _: row, without=NOT_SGLANGS)
+    return with_costs(dispatcher, _POINT, setting, lambda row, _: row, without=without)
 
 
 @cache
 def with_pass_overhead(
-    dispatcher: Dispatcher, layers: int, *, swapped_read_back: bool = True
-) -> Dispatcher:
-    """`dispatcher`, with these costs in flashmla_sparse's passes, for a model of `layers` layers.
+    dispatcher: Dispatcher, layers: int, *, swapped_read_back: bool = True,
+    without: frozenset[str] = NOT_SGLANGS,
+) -> Dispatcher:  # fmt: skip
+    """`dispatcher`, with these costs in passes that read back, for a model of `layers` layers.
 
     `swapped_read_back`: prefixes are read back by nsa-tune's kernel, as they were measured.
     """
     setting = replace(dispatcher.setting, layers=layers)
     layout = None if swapped_read_back else setting.layout
     pricing = partial(_with_overhead, reads_back=layout)
-    return with_costs(dispatcher, _POINT, setting, pricing, without=NOT_SGLANGS)
+    return with_costs(dispatcher, _POINT, setting, pricing, without=without)
+
+
+def untaken(impls: frozenset[str]) -> frozenset[str]:
+    """The arms that the plug-in does not take where SGLang has these kernels."""
+    return NOT_SGLANGS | {arm for arm in SGLANGS_TRITON if arm.removeprefix("mla/") not in impls}
+
+
+def sharing(dispatcher: Dispatcher, kept: float) -> Dispatcher:
+    """`dispatcher` where queries keep this share of the selection before theirs, beyond chance."""
+    setting, policies = replace(dispatcher.setting, kept=kept), dict(dispatcher.policies)
+    policies[_POINT] = policies[_POINT].at(replace(policies[_POINT].setting, kept=kept))
+    return Dispatcher(
+        setting, policies.values(), source=dispatcher.source, table=dispatcher.table,
+        baseline=dispatcher.baseline, forced=dispatcher.forced,
+    )  # fmt: skip
 
 
 def _with_overhead(row: Measurement, batch: Batch, *, reads_back: KVLayout | None) -> Measurement:
     """`reads_back` is the pool's layout where SGLang's own kernel reads prefixes back."""
-    if row.arm != _ARM or row.latency_us is None:
+    if row.arm not in _RAGGED or row.latency_us is None:
         return row
     more_us = 0.0 if reads_back is None else read_back_us(batch, reads_back)
     return slower(replace(row, pass_us=(row.pass_us or 0.0) + cost_us(batch)), more_us)

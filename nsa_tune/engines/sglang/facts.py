@@ -11,6 +11,8 @@ from nsa_tune.backend.types.profiles import ALL_TOKENS, PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.ranks import parallel
 
+TRITON = "triton_sparse_mla"
+"""SGLang's kernel for few heads. In an arm's name its flag --dsa-triton-union follows, if not 0."""
 PAGE = 64
 """Tokens of a page of the KV pool."""
 _HIDDEN = 7168
@@ -118,11 +120,17 @@ def facts_of(backend: Any, model_runner: Any) -> Facts:
         profile,
         backend.num_q_heads,
         _layout(backend, profile),
-        backend.dsa_prefill_impl,
+        kernel_of(backend),
         scratch_bytes=(chunk if chunk > 0 else _CHUNK) * each,
         scratch_bytes_a_query=each,
         layers=_layers(model_runner),
     )
+
+
+def kernel_of(backend: Any) -> str:
+    """A DSA backend's kernel for MLA in prefill, by its arm's name."""
+    impl, union = str(backend.dsa_prefill_impl), getattr(backend, "dsa_triton_union", 0)
+    return f"{impl}_union{union}" if impl == TRITON and union else impl
 
 
 def _layers(model_runner: Any) -> int | None:

@@ -6,13 +6,14 @@ The engine's own method runs first. What it decided is then changed within these
   there is nothing to add, and MHA that it has refused (in a CUDA graph, say) stays refused.
 - The kernel is one that reads the same pool, was measured, and takes no more scratch memory than
   the engine has to spare.
+- A union of four queries' keys is taken by how much queries were seen to share.
 - Only plain extend batches are steered, and only from lists of lengths that the host has. Their
   sums are enough, with the pairs that are read where only some queries select all of their keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
@@ -21,13 +22,23 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog, table_of
 from nsa_tune.engines.extends import batch_of, selecting, sums_of
 from nsa_tune.engines.sglang import attempt
-from nsa_tune.engines.sglang.facts import Facts
+from nsa_tune.engines.sglang.costs import sharing
+from nsa_tune.engines.sglang.facts import TRITON, Facts, kernel_of
+from nsa_tune.engines.sglang.kept import Kept
 from nsa_tune.engines.sglang.switch import paused
 
 _ATTRIBUTE = "_nsa_tune_prefill"
 _MHA = "mha"
 ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 """An attribute of the backend while a pass keeps SGLang's own choices."""
+PROVEN_KERNEL = "_nsa_tune_proven_kernel"
+"""An attribute of the backend while a start compares a kernel: its arm's name."""
+_UNION = f"{TRITON}_union4"
+_TRITONS = frozenset({TRITON, _UNION})
+_STEPS = 8
+"""Shares of a selection that are told apart, rounded down: unions are taken a little late."""
+_SORTED_BYTES = 20
+"""Scratch of a union for a query and key: sorted keys, their places, the union and its bits."""
 
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
@@ -73,6 +84,34 @@ def chosen(backend: Any, prefix_lens: list[int], extend_lens: list[int]) -> str 
     return None if prefill is None else prefill.answer(prefix_lens, extend_lens, engine_mha=False)
 
 
+def look_at(backend: Any, indices: Any) -> None:
+    """A layer of `backend` attends by this selection."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    if prefill is not None and prefill.kept is not None:
+        attempt("looking at a selection", prefill.kept.look, indices)
+
+
+def start_looking(runner: Any) -> None:
+    """From now on `runner` serves passes: what their queries share counts, if any kernel is chosen
+    by it."""
+    prefill = runner.attn_backend.__dict__.get(_ATTRIBUTE)
+    if prefill is not None and _UNION in prefill.answers.impls:
+        prefill.kept = Kept(prefill.answers.index_topk)
+
+
+def kernels_to_prove(backend: Any) -> list[str]:
+    """Kernels that no table need choose in the passes by which a start compares its ways."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    return [] if prefill is None else sorted(prefill.answers.impls & _TRITONS)
+
+
+def leave_out(backend: Any, impls: Iterable[str]) -> None:
+    """Never take these kernels."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    if prefill is not None:
+        prefill.answers.impls -= frozenset(impls)
+
+
 def is_plain_extend(forward_batch: Any) -> bool:
     """Whether the pass is a prefill and nothing else.
 
@@ -92,47 +131,52 @@ class Answers:
     def __init__(self, dispatcher: Dispatcher, facts: Facts, impls: frozenset[str]) -> None:
         # Asking for these alone takes less time than a plan, which answers more.
         self._both = dispatcher.choosers(("prefill_path", "sparse_prefill"))
-        self._kernel = dispatcher.chooser("sparse_prefill")
+        steps = range(_STEPS if _UNION in impls else 1)
+        self._kernels = [
+            sharing(dispatcher, step / _STEPS).chooser("sparse_prefill") for step in steps
+        ]
         self.source = dispatcher.source
         """Which table answers, in words."""
         self.table = table_of(dispatcher.setting)
         """Which table answers, for the decision log."""
-        self._impls = impls
-        self._index_topk = facts.profile.index_topk
+        self.impls = impls
+        self.index_topk = topk = facts.profile.index_topk
         # What a prefix takes while flashmla_sparse reads it; a bf16 pool is read where it lies.
         packed = facts.layout is KVLayout.FP8_PACKED
         self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
         # flashmla_kv takes scratch by the query; an engine that runs it anyway has seen to that.
         starts_with_kv = facts.impl == "flashmla_kv"
-        self._most_q = (
-            None if starts_with_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
-        )
+        self._most_q = {_UNION: facts.scratch_bytes // (_SORTED_BYTES * topk)}
+        if not starts_with_kv:
+            self._most_q["flashmla_kv"] = facts.scratch_bytes // facts.scratch_bytes_a_query
 
     def asked(self, prefix_lens: list[int], extend_lens: list[int]) -> Batch | None:
         """The batch to ask for."""
         sums = sums_of(prefix_lens, extend_lens)
-        return sums and selecting(sums, prefix_lens, extend_lens, self._index_topk)
+        return sums and selecting(sums, prefix_lens, extend_lens, self.index_topk)
 
-    def of(self, batch: Batch, *, engine_mha: bool) -> str | None:
+    def of(
+        self, batch: Batch, *, engine_mha: bool, kept: float = 0.0, proven: str | None = None
+    ) -> str | None:
         """The kernel for MLA, or "mha" where the engine's own MHA stays; None leaves it to the
-        engine."""
+        engine. Queries keep a share of the selection before theirs; `proven` is the kernel where a
+        start compares it."""
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
         if engine_mha:
-            if batch.max_kv > self._index_topk:
+            if batch.max_kv > self.index_topk:
                 return _MHA
+            # All keys are selected, whatever queries keep.
             path, impl = self._both(batch)
             if path != "mla":
                 return _MHA
         else:
-            impl = self._kernel(batch)
+            impl = proven or self._kernels[min(int(kept * _STEPS), len(self._kernels) - 1)](batch)
         q_tokens, kv_tokens = batch.q_tokens, batch.kv_tokens
-        if impl is None or impl not in self._impls:
+        if impl is None or impl not in self.impls or q_tokens > self._most_q.get(impl, q_tokens):
             return None
-        reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
+        reads_back = impl != "flashmla_kv" and kv_tokens > q_tokens
         if self._most_kv is not None and reads_back and kv_tokens > self._most_kv:
-            return None
-        if self._most_q is not None and impl == "flashmla_kv" and q_tokens > self._most_q:
             return None
         return impl
 
@@ -142,10 +186,12 @@ class Prefill:
 
     def __init__(self, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
         self._backend = backend
-        self._answers = answers
+        self.answers = answers
         self._log = log
-        self._engines: tuple[bool, str] | None = None
-        """The engine's own `use_mha` and `dsa_prefill_impl`, where they were changed."""
+        self._engines: tuple[bool, str, Any] | None = None
+        """The engine's own `use_mha`, `dsa_prefill_impl` and union, where they were changed."""
+        self.kept: Kept | None = None
+        """What queries were seen to share; None where no kernel is chosen by it."""
 
     @classmethod
     def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
@@ -155,7 +201,7 @@ class Prefill:
     @property
     def source(self) -> str:
         """Which table answers, and when it was measured."""
-        return self._answers.source
+        return self.answers.source
 
     @property
     def has_changed(self) -> bool:
@@ -165,21 +211,30 @@ class Prefill:
     def give_back(self) -> None:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""
         if self._engines is not None:
-            self._backend.dsa_prefill_impl = self._engines[1]
+            self._put(*self._engines[1:])
             self._engines = None
 
     def abandon(self) -> None:
         """Put back what the engine's method has just decided."""
         if self._engines is not None:
-            self._backend.use_mha, self._backend.dsa_prefill_impl = self._engines
-            self._engines = None
+            self._backend.use_mha = self._engines[0]
+            self.give_back()
+
+    def _put(self, impl: str, union: Any) -> None:
+        self._backend.dsa_prefill_impl = impl
+        if union is not None:
+            self._backend.dsa_triton_union = union
 
     def answer(
         self, prefix_lens: list[int], extend_lens: list[int], *, engine_mha: bool
     ) -> str | None:
         """As `Answers.of` for a batch of these lengths."""
-        asked = self._answers.asked(prefix_lens, extend_lens)
-        return None if asked is None else self._answers.of(asked, engine_mha=engine_mha)
+        asked = self.answers.asked(prefix_lens, extend_lens)
+        share = 0.0 if self.kept is None else self.kept.share
+        proven = self._backend.__dict__.get(PROVEN_KERNEL)
+        if asked is None:
+            return None
+        return self.answers.of(asked, engine_mha=engine_mha, kept=share, proven=proven)
 
     def steer(self, forward_batch: Any) -> bool:
         """Change what the engine's method has decided, if that is worth it. Always True."""
@@ -188,15 +243,20 @@ class Prefill:
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
         backend = self._backend
-        engine_mha, engine_impl = backend.use_mha, backend.dsa_prefill_impl
+        if self.kept is not None and {type(prefix_lens), type(extend_lens)} == {list}:
+            self.kept.begin(prefix_lens, extend_lens)
+        engine_mha, engine_impl = backend.use_mha, kernel_of(backend)
         answer = self.answer(prefix_lens, extend_lens, engine_mha=engine_mha)
         if answer is None:
             return True
         mha = answer == _MHA
         impl = engine_impl if mha else answer
         if mha is not engine_mha or impl != engine_impl:
-            self._engines = (engine_mha, engine_impl)
-            backend.use_mha, backend.dsa_prefill_impl = mha, impl
+            union = getattr(backend, "dsa_triton_union", None)
+            self._engines = (engine_mha, backend.dsa_prefill_impl, union)
+            kernel, _, four = impl.partition("_union")
+            backend.use_mha = mha
+            self._put(kernel, int(four or 0) if kernel == TRITON else None)
         if self._log is not None and (count := self._log.due()):
             batch = batch_of(prefix_lens, extend_lens)
             assert batch is not None, "it has sums"
@@ -205,7 +265,7 @@ class Prefill:
                 batch,
                 own={"prefill_path": _path(engine_mha), "sparse_prefill": engine_impl},
                 taken={"prefill_path": _path(mha), "sparse_prefill": impl},
-                table=self._answers.table,
+                table=self.answers.table,
             )
         return True
 

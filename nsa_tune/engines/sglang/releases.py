@@ -118,7 +118,7 @@ does not say so: SGLang then waits for the whole pass, as it does wherever it do
 
 _SINCE_0_5_17 = SGLangRelease(
     first=(0, 5, 17),
-    last=(0, 5, 22),
+    last=(0, 5, 21),
     symbols=_SYMBOLS,
     prefill_impls={
         KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
@@ -131,8 +131,13 @@ _SINCE_0_5_17 = SGLangRelease(
     },
     graph_tokens=2048,
 )  # fmt: skip
+_TRITON = frozenset({"triton_sparse_mla", "triton_sparse_mla_union4"})
+_SINCE_0_5_22 = replace(
+    _SINCE_0_5_17, first=(0, 5, 22), last=(0, 5, 22),
+    prefill_impls={of: impls | _TRITON for of, impls in _SINCE_0_5_17.prefill_impls.items()},
+)  # fmt: skip
 _SINCE_0_5_23 = replace(
-    _SINCE_0_5_17, first=(0, 5, 23), last=(0, 5, 23),
+    _SINCE_0_5_22, first=(0, 5, 23), last=(0, 5, 23),
     symbols=changed(
         _SYMBOLS,
         Symbol(
@@ -144,6 +149,7 @@ _SINCE_0_5_23 = replace(
 
 RELEASES = (
     _SINCE_0_5_17,
+    _SINCE_0_5_22,
     _SINCE_0_5_23,
 )
 

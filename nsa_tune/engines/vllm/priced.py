@@ -21,7 +21,7 @@ from sys import maxsize
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.layouts import NO_PLUGINS, KVLayout
+from nsa_tune.backend.types.layouts import SGLANGS_TRITON, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.engines.dispatchers import slower, with_costs
@@ -68,7 +68,7 @@ def priced(
             return slower(paid, more_us)
         return row
 
-    return with_costs(dispatcher, "prefill", setting, pricing, without=NO_PLUGINS)
+    return with_costs(dispatcher, "prefill", setting, pricing, without=SGLANGS_TRITON)
 
 
 @cache

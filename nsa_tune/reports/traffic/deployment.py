@@ -20,7 +20,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import REUSING, profile_of
 from nsa_tune.engines.decision_log import batches_of
 from nsa_tune.engines.sglang import releases
-from nsa_tune.engines.sglang.costs import without_unsupported
+from nsa_tune.engines.sglang.costs import untaken, without_unsupported
 from nsa_tune.engines.vllm import releases as vllm
 from nsa_tune.reports.traffic.attention import (
     DECODE_FLAG,
@@ -240,11 +240,13 @@ def opened(
     release = releases.release_of(version)
     if release is None:
         raise UsageError(f"{version} is no known SGLang: {releases.checked()}")
-    dispatcher = dispatcher if dispatcher.table is None else without_unsupported(dispatcher)
+    steered = release.prefill_impls.get(dispatcher.setting.layout, frozenset())
+    if dispatcher.table is not None:
+        dispatcher = without_unsupported(dispatcher, untaken(steered))
     attention = AttentionPrices(
         dispatcher, "sglang", DEFAULT_BASELINE, indexer_share=share,
         own_copies=any(symbol.name == "read_back" for symbol in release.symbols),
-        steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),
+        steered=steered,
     )  # fmt: skip
     graph_tokens = release.graph_tokens if launch.graphs else 0
     measured = passes_for(dispatcher.setting, settings.pass_times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
@@ -450,3 +451,21 @@ def test_splitting_a_selection_is_for_few_rows() -> None:
     assert limits.FEW_ROWS.check(Batch.decode([9] * 65), _SETTING) == (
         "65 rows pass the 64 that splitting each row's selection is made for"
     )
+
+
+def test_what_the_guards_let_through_sglangs_unions_take() -> None:
+    """As `_union_path` of 0.5.22 and 0.5.23 has it: rows of a program, keys, and a whole four."""
+    random, allowed = Random(4), 0
+    for _ in range(2000):
+        profile = replace(_SETTING.profile, index_topk=random.choice((512, 1536, 2048)))
+        heads, rows = random.choice((1, 2, 4, 6, 8, 12, 16, 32, 64)), random.randrange(1, 12)
+        setting = replace(_SETTING, heads=heads, profile=profile)
+        if all(
+            guard.check(Batch.extend([3000], [rows]), setting) is None
+            for guard in (*sglang.TRITON, sglang.UNION_ROWS)
+        ):
+            allowed += 1
+            assert 4 * heads in (16, 32)
+            assert not profile.index_topk & (profile.index_topk - 1)
+            assert rows >= 4
+    assert allowed > 50

@@ -26,7 +26,8 @@ from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import LOSSY, POINTS, lossy_named
 from nsa_tune.backend.points.attention_case import PrefillCase, prefill_case
-from nsa_tune.backend.types.layouts import NO_PLUGINS, NOT_SGLANGS, KVLayout
+from nsa_tune.backend.points.prefill.features import union_keys
+from nsa_tune.backend.types.layouts import NOT_SGLANGS, SGLANGS_TRITON, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Status
@@ -190,6 +191,18 @@ def test_features_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
     assert features["longest_union"] == features["union_makespan_keys"] == 201
     assert features["query_tiles"] == 2
     assert features["tile_pairs"] == 2 * 128 * 101
+
+
+def test_a_union_of_four_reads_what_its_rows_keep_once() -> None:
+    kept = [union_keys(Batch.extend([30720], [8192]), 2048, share) for share in (0.0, 0.5, 1.0)]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == pytest.approx((2048 * 2048, 2048)), "all four rows read the same keys"
+
+    # Fours run on from one sequence into the next; rows behind the last four are none.
+    assert union_keys(Batch.extend([100, 50, 60], [3, 2, 2]), 2048, 0.0) == (152.5, 152.5)
+    features = features_of(Batch.extend([100, 50, 60], [3, 2, 2]))
+    assert (features["longest_union"], features["lone_keys"]) == (152.5, 103)
+    assert features_of(Batch.extend([3000], [8]))["lone_keys"] == 0
 
 
 def test_a_tile_sees_the_tiles_before_it_and_the_last_one_the_end_of_its_sequence() -> None:
@@ -438,7 +451,7 @@ def test_without_an_optional_library_its_arms_are_left_out() -> None:
 def test_what_plug_ins_do_not_take_are_arms() -> None:
     names = {arm.name for arm in PREFILL.arms}
 
-    assert NO_PLUGINS < NOT_SGLANGS < names
+    assert names > NOT_SGLANGS | SGLANGS_TRITON
 
 
 def test_a_lossy_arm_runs_only_where_the_user_asked_for_it() -> None:

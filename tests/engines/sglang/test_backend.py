@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from nsa_tune._errors import LibraryMissing
 from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.engines import dispatchers
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.sglang import backend as module
 from nsa_tune.engines.sglang.backend import around_init, attach
+from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.indexer import around_context_lens
 from nsa_tune.engines.sglang.kernels.copies import around_sparse
 from nsa_tune.engines.sglang.kernels.decode import around_fa3
@@ -340,3 +343,28 @@ def test_in_a_release_that_is_not_known_only_what_a_start_proves_is_steered(
     assert "_nsa_tune_indexer" not in vars(backend)
     detach(backend)
     assert not _steers(engine, backend)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.02, None])
+def test_a_kernel_that_is_missing_or_wrong_is_left_out_with_one_line(
+    engine: Engine,
+    error: float | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def kernel(q: Any, latents: Any, indices: Any, scale: float, rank: int, *rest: Any) -> Any:
+        lengths, union = rest
+        assert lengths.tolist() == [2048] * 9 and lengths.dtype is torch.int32
+        if error is None:
+            raise LibraryMissing("this sglang has no such kernel")
+        return (1 + error * union / 4) * sparse_mla_reference(q, latents, indices, scale, rank)
+
+    monkeypatch.setattr(module, "triton_sparse", kernel)
+    monkeypatch.setattr(module, "current_device", lambda: torch.device("cpu"))
+    facts = facts_of(engine.backend(num_q_heads=8), model_runner())
+    impls = frozenset({"fa3", "triton_sparse_mla", "triton_sparse_mla_union4"})
+
+    for _ in range(2):
+        assert module._working(impls, facts) == (impls if error == 0 else {"fa3"})
+    assert len(caplog.messages) == (error != 0)
+    assert all("compiling triton_sparse_mla failed" in line for line in caplog.messages)

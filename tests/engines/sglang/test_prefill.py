@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,13 +15,19 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import sums_of
+from nsa_tune.engines.sglang.costs import untaken, without_unsupported
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.prefill import (
     ENGINE_KERNEL,
+    PROVEN_KERNEL,
     Answers,
     Prefill,
     around_prefill,
     changed,
+    kernels_to_prove,
+    leave_out,
+    look_at,
+    start_looking,
 )
 from tests.engines.sglang.engine import Engine, model_runner
 from tests.engines.sglang.tables import dispatcher
@@ -277,8 +284,8 @@ def test_a_fault_gives_the_engine_back_its_decision_and_is_said_once(
     backend, answers = _steered(engine, dispatcher("fp8", sparse_us=1.0))
     assert engine.decided(backend, engine.batch([4000], [64]))[1] == "flashmla_sparse"
 
-    def broken(batch: Batch, *, engine_mha: bool) -> str | None:
-        del batch, engine_mha
+    def broken(batch: Batch, **given: object) -> str | None:
+        del batch, given
         raise ZeroDivisionError(f"a fault of {engine.backend_class}")
 
     answers.of = broken  # type: ignore[method-assign]
@@ -349,3 +356,102 @@ def test_padding_does_not_count() -> None:
 )  # fmt: skip
 def test_what_is_no_pair_of_lists_is_left_alone(prefixes: Any, news: Any) -> None:
     assert sums_of(prefixes, news) is None
+
+
+GLM5 = {
+    "fp8": False, "dsa_prefill_impl": "fa3", "num_q_heads": 8, "qk_nope_head_dim": 192,
+    "dsa_triton_union": 0,
+}  # fmt: skip
+
+
+def _glm5(engine: Engine, wheel: Wheel, **changes: Any) -> tuple[Any, Answers]:
+    """A backend of GLM-5, which the shipped table has 8 local heads of."""
+    impls = wheel.release.prefill_impls[KVLayout.BF16]
+    table = Dispatcher.open(gpu="NVIDIA H200", model="glm-5", heads=8, kv_dtype="bf16")
+    backend = engine.backend(
+        engine.hooked({"set_dsa_prefill_impl": around_prefill}), **GLM5 | changes
+    )
+    runner = model_runner()
+    runner.model_config.hf_text_config.index_n_heads, runner.model_config.v_head_dim = 32, 256
+    facts = facts_of(backend, runner)
+    answers = Answers(without_unsupported(table, untaken(impls)), facts, impls)
+    Prefill.attach(backend, answers, None)
+    return backend, answers
+
+
+def _kernel(engine: Engine, backend: Any, batch: Any) -> tuple[str, int]:
+    return engine.decided(backend, batch)[1], backend.dsa_triton_union
+
+
+def test_a_union_is_taken_where_the_table_has_it_fastest_and_given_back(
+    engine: Engine, wheel: Wheel
+) -> None:
+    backend, _ = _glm5(engine, wheel)
+    long, short = engine.batch([0], [8192]), engine.batch([8192], [32])
+    union = ("triton_sparse_mla", 4) if wheel.version == "0.5.23" else ("fa3", 0)
+
+    for _ in range(2):
+        assert _kernel(engine, backend, long) == union
+        assert _kernel(engine, backend, short) == ("fa3", 0)
+        backend.set_dsa_prefill_impl(None)
+        assert (backend.dsa_prefill_impl, backend.dsa_triton_union) == ("fa3", 0)
+
+
+def test_behind_long_prefixes_a_union_is_taken_if_queries_were_seen_to_share(
+    engine: Engine, wheel: Wheel
+) -> None:
+    _, answers = _glm5(engine, wheel)
+    batch = answers.asked([30720], [8192])
+    assert batch is not None
+    taken = [answers.of(batch, engine_mha=False, kept=kept / 20) for kept in range(21)]
+    union = "triton_sparse_mla_union4"
+
+    assert taken[0] != union, "by chance they share few"
+    assert (taken[-1] == union) == (union in answers.impls)
+    assert taken == sorted(taken, key=lambda one: one == union)
+    assert taken[8] != union, "an H200 takes 3980 us by unions then, and 3729 without"
+
+
+def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: Wheel) -> None:
+    backend, answers = _glm5(engine, wheel)
+    batch = engine.batch([30720], [8192])
+    runner = SimpleNamespace(attn_backend=backend)
+    same = torch.arange(TOPK, dtype=torch.int32).expand(8192, -1)
+    for _ in range(10):
+        before = _kernel(engine, backend, batch)
+        for _ in range(20):
+            look_at(backend, same)
+    assert before[1] == 0, "what a start runs is made up"
+    start_looking(runner)
+    for _ in range(10):
+        after = _kernel(engine, backend, batch)
+        for _ in range(20):
+            look_at(backend, same)
+
+    assert after[1] == (4 if "triton_sparse_mla_union4" in answers.impls else 0)
+
+
+def test_a_kernel_is_compared_by_its_name_and_left_out_for_good(
+    engine: Engine, wheel: Wheel
+) -> None:
+    backend, _ = _glm5(engine, wheel)
+    batch = engine.batch([30720], [8192])
+    kernels = kernels_to_prove(backend)
+    assert len(kernels) == (2 if wheel.version == "0.5.23" else 0)
+    for kernel, union in zip(kernels, (0, 4), strict=False):
+        setattr(backend, PROVEN_KERNEL, kernel)
+        assert _kernel(engine, backend, batch) == ("triton_sparse_mla", union)
+        leave_out(backend, [kernel])
+        assert _kernel(engine, backend, batch) == ("fa3", 0)
+    assert kernels_to_prove(backend) == []
+
+
+def test_an_engine_that_starts_with_a_union_may_be_taken_off_it(
+    engine: Engine, wheel: Wheel
+) -> None:
+    own = {"dsa_prefill_impl": "triton_sparse_mla", "dsa_triton_union": 4}
+    backend, _ = _glm5(engine, wheel, **own)
+
+    assert _kernel(engine, backend, engine.batch([30720], [64]))[0] == "fa3"
+    backend.set_dsa_prefill_impl(None)
+    assert {name: getattr(backend, name) for name in own} == own

@@ -14,6 +14,7 @@ from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _TOPK = 2048
 _TRITON_HEADS = 32
+_UNION = 4
 
 
 def _absorbed_bytes(setting: Setting) -> int:
@@ -56,10 +57,10 @@ def _triton_shape(setting: Setting) -> str | None:
     )
 
 
-def _union_rows(setting: Setting) -> str | None:
+def _union_rows(setting: Setting) -> Limit | str:
     heads, topk = setting.heads, setting.profile.index_topk
     if heads in (4, 8) and topk.bit_count() == 1:
-        return None
+        return lambda batch: None if batch.q_tokens >= _UNION else "fewer than 4 queries"
     return (
         "a union of 4 takes 4 or 8 heads and a power of two of keys; "
         f"here are {heads} heads and {topk} keys"

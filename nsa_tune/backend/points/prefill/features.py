@@ -41,9 +41,11 @@ class Terms(NamedTuple):
     longest_keys: float
     """Keys of the longest row."""
     longest_union: float
-    """The same of four neighbouring rows together, if they choose at random."""
+    """The same of four neighbouring rows together."""
     union_makespan_keys: float
     """Keys that an SM goes through until the last such four end."""
+    lone_keys: float
+    """Keys of the longest row where rows are left over behind the fours: these run after them."""
     query_tiles: float
     """Tiles of 128 queries."""
     tile_pairs: float
@@ -84,7 +86,7 @@ OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
 # A program alone on an SM waits for memory, so that its keys take longer than those of two.
 OF_TRITON = (*OF_MLA, "longest_keys")
-OF_UNION = ("rows", "prefix_keys", "union_makespan_keys", "longest_union")
+OF_UNION = ("rows", "prefix_keys", "union_makespan_keys", "longest_union", "lone_keys")
 # Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs.py).
 OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "sequences", "prefix_keys", "makespan_keys")
 # What rows cost is in the schedule: at powers of two, as most swept rows are, both grow alike.
@@ -139,7 +141,7 @@ def _schedule(
 def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
     """The terms of a batch that every KV layout has."""
     topk, wave = setting.profile.index_topk, schedules.wave_of(setting)
-    heads, sms = setting.heads, schedules.sms_of(setting)
+    heads, sms, kept = setting.heads, schedules.sms_of(setting), setting.kept
     slots, share = 2 * sms, heads / (2 * sms)
 
     def terms(batch: Batch) -> Terms:
@@ -156,7 +158,7 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         splits, busiest = longest < batch.max_kv, float(longest * width)
         if fa2_blocks > slots:
             busiest = max(fa2_pairs * share + busiest / 2, busiest)
-        union, longest_union = union_keys(batch, topk)
+        union, longest_union = union_keys(batch, topk, kept)
         union_makespan = schedules.makespan(-(-rows // 4), union, longest_union, sms)
         return Terms(
             rows=float(rows),
@@ -169,6 +171,7 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
             longest_keys=float(min(batch.max_kv, topk)),
             longest_union=longest_union,
             union_makespan_keys=union_makespan,
+            lone_keys=float(min(batch.max_kv, topk)) if rows % 4 else 0.0,
             query_tiles=float(tiles),
             tile_pairs=tile_pairs,
             tile_makespan_pairs=schedules.makespan(
@@ -185,20 +188,39 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
     return terms
 
 
-def union_keys(batch: Batch, topk: int) -> tuple[float, float]:
-    """Keys that any of four neighbouring rows reads, if each row chooses at random: of all fours,
-    and of the longest."""
-    total = longest = 0.0
+def union_keys(batch: Batch, topk: int, kept: float) -> tuple[float, float]:
+    """Keys that any of four neighbouring rows reads: of all fours, and of the longest. A row keeps
+    this share of the selection of the row before it, and chooses the rest at random."""
+    total = longest = opened = 0.0
+    filled = 0
     for prefix, new, count in schedules.sequences(batch):
-        # Fours run on from one sequence into the next.
-        fours, each = (new + 3 if new % 4 else new) / 4, prefix + new / 2
-        if each > topk:
-            each *= 1 - (1 - topk / each) ** (new / fours)
-        total += count * fours * each
-        # Fewer rows than four share theirs with the next sequence.
-        reached = each if new > 3 else each * min(4 / new, count)
-        if reached > longest:
-            longest = reached
+        keys, most = prefix + new / 2, new
+        drawn = min(topk / keys, 1.0)
+        # What the first row leaves unread, and which part of it each further row.
+        unread, left = 1.0 - drawn, 1.0 - (1.0 - kept) * drawn
+        if count > 1 and new % 4:
+            # Fours run on from one sequence into the next: most hold two halves.
+            fours = (new + 3) / 4
+            total += count * fours * keys * (1.0 - unread * left ** (new / fours - 1.0))
+            reached = 2 * keys * (1.0 - unread * left) if new > 1 else min(count, 4) * keys * drawn
+            longest = max(longest, reached)
+            continue
+        if filled:
+            head = min(4 - filled, new)
+            opened += keys * (1.0 - unread * left ** (head - 1))
+            filled += head
+            most -= head
+            if filled < 4:
+                continue
+            total += opened
+            longest = max(longest, opened)
+        fours, filled = divmod(most, 4)
+        if fours:
+            four = keys * (1.0 - unread * left * left * left)
+            total += count * fours * four
+            longest = max(longest, four)
+        # Rows behind the last four are no union.
+        opened = keys * (1.0 - unread * left ** (filled - 1)) if filled else 0.0
     return total, longest
 
 

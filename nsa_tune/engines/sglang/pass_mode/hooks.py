@@ -15,6 +15,7 @@ from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unpro
 from nsa_tune.engines.sglang.pass_mode.steering.steering import EAGER, GRAPHS, Steering, attribute
 from nsa_tune.engines.sglang.pass_mode.whole_pass import capture, warm_up
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
+from nsa_tune.engines.sglang.prefill import start_looking
 from nsa_tune.engines.sglang.switch import paused
 
 
@@ -87,6 +88,7 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     if STEERING in runner.__dict__:
         say_once(logging.INFO, split())
         attempt("keeping what a start took", last_start.keep, "start", split())
+    attempt("looking at selections", start_looking, runner)
     return result
 
 

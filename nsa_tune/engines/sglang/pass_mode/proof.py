@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,8 +23,9 @@ from nsa_tune.engines.sglang.facts import index_topk_of
 from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.made_up import SHORT
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering, attribute
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
+from nsa_tune.engines.sglang.prefill import PROVEN_KERNEL, kernels_to_prove
 from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.switch import SAME_NUMERICS
 from nsa_tune.engines.switches import asked_for
@@ -58,14 +59,14 @@ class Sentinel:
 class Proof:
     """What came of it, the same on all ranks but for the numbers."""
 
-    errors: Mapping[PassMode, float]
-    """How far each way was from SGLang's own, at most: a share of the logits' norm."""
+    errors: Mapping[str, float]
+    """How far each way, or kernel, was from SGLang's own, at most: a share of the logits' norm."""
     bound: float
     """How far it may be."""
-    wrong: Mapping[PassMode, str]
+    wrong: Mapping[str, str]
     """Why a way is not taken, for those that are not."""
 
-    def why(self, mode: PassMode) -> str:
+    def why(self, mode: str) -> str:
         """What is known of a way that is right, in words; it must be in `errors`."""
         return f"its logits differ by {self.errors[mode]:.3f}, {self.bound:.3f} are allowed"
 
@@ -113,8 +114,9 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
         RuntimeError: when SGLang's own way did not run on some rank.
         EngineMustStop: a way failed on this rank while the others still wait within it.
     """
-    errors: dict[PassMode, list[float]] = {}
-    failed: set[PassMode] = set()
+    errors: dict[str, list[float]] = {}
+    failed: set[str] = set()
+    kernels = kernels_to_prove(runner.attn_backend)
     repeated: list[float] = []
     flags = [0.0]
     # Dense MLA is expanded behind any prefix then, which SGLang itself would absorb.
@@ -126,9 +128,9 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
                 run = partial(_run, runner, steering, batch)
                 engine, again = (_engine_outputs(ranks, run) for _ in range(2))
                 repeated.append(difference(engine, again))
-                for mode in _ways(steering, sentinel, batch):
+                for mode in (*_ways(steering, sentinel, batch), *kernels):
                     # What fails on any rank has failed on all: they go on alike.
-                    outputs = None if mode in failed else _outputs(ranks, mode, run)
+                    outputs = None if mode in failed else _outputs(ranks, mode, run, runner)
                     if outputs is None:
                         failed.add(mode)
                     else:
@@ -137,7 +139,7 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
                         if mode is PassMode.EAGER and not (expands and any(sentinel.prefix_lens)):
                             flags.append(error)
     largest = {mode: max(of, key=_size) for mode, of in errors.items()}
-    return _judged(largest | dict.fromkeys(failed, math.inf), flags, repeated, ranks)
+    return _judged(largest | dict.fromkeys(failed, math.inf), flags, repeated, ranks, kernels)
 
 
 def _size(error: float) -> float:
@@ -206,10 +208,16 @@ def _engine_outputs(ranks: Ranks, run: Callable[[PassMode], list[Any]]) -> list[
 
 
 def _outputs(
-    ranks: Ranks, mode: PassMode, run: Callable[[PassMode], list[Any]]
+    ranks: Ranks, mode: str, run: Callable[[PassMode], list[Any]], runner: Any
 ) -> list[Any] | None:
-    """What a way computes; None where it failed on any rank."""
-    call = partial(run, mode)
+    """What a way, or SGLang's own with a kernel, computes; None where it failed on any rank."""
+
+    def call() -> list[Any]:
+        if isinstance(mode, PassMode):
+            return run(mode)
+        with attribute(runner.attn_backend, PROVEN_KERNEL, mode):
+            return run(PassMode.TABLE_KERNEL)
+
     return attempt(f"running prefills by {mode}", ranks.together, f"trying {mode}", call)
 
 
@@ -232,14 +240,15 @@ def _difference(engine: Any, other: Any) -> float:
 
 
 def _judged(
-    errors: dict[PassMode, float], flags: list[float], repeated: list[float], ranks: Ranks
-) -> Proof:
+    errors: dict[str, float], flags: list[float], repeated: list[float], ranks: Ranks,
+    kernels: Sequence[str],
+) -> Proof:  # fmt: skip
     """`flags`: how far SGLang's own passes without a graph are from those with one."""
     flag = max(filter(math.isfinite, flags))
     bound = _bound(flag, max(repeated, default=0.0))
     wrong = {}
     # The same ways have run on all ranks, which vote on them in the same order.
-    for mode in [mode for mode in PassMode if mode in errors]:
+    for mode in [mode for mode in (*PassMode, *kernels) if mode in errors]:
         error = errors[mode]
         # Passes without a graph are SGLang's own, whatever they differ by.
         engines = mode is PassMode.EAGER and error <= flag and not _same_numerics()

@@ -43,7 +43,7 @@ from nsa_tune.engines.sglang.pass_mode.times.priors import (
 )
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import captured, captured_mib
-from nsa_tune.engines.sglang.prefill import chosen, detach, source_of
+from nsa_tune.engines.sglang.prefill import chosen, detach, leave_out, source_of
 from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.releases import installed_release, installed_version
 from nsa_tune.engines.sglang.switch import SWITCHES, Part, switch_is_on
@@ -145,12 +145,15 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
     before = _peak_from_now()
     with spent("comparing passes"):
         proof = prove(runner, steering, ranks)
-    steering.off = frozenset(proof.wrong)
+    steering.off = frozenset(mode for mode in PassMode if mode in proof.wrong)
+    leave_out(runner.attn_backend, proof.wrong)
     with spent("timing passes"):
         times = _times(runner, steering, ranks, key)
     # All ranks go by rank 0's times, and so find the same ways slow.
     verdicts = verdicts_of(steering.choice, times, proof)
-    steering.off = frozenset(mode for mode, verdict in verdicts.items() if not verdict.on)
+    steering.off = frozenset(
+        mode for mode in PassMode if mode in verdicts and not verdicts[mode].on
+    )
     peak_mib = (torch.cuda.max_memory_allocated() - before) >> 20
     # Batches and what they were run with refer to each other.
     gc.collect()

@@ -22,9 +22,11 @@ class Verdict:
         return f"{'on' if self.on else 'off'} ({self.why})"
 
 
-def verdicts_of(choice: Choice, times: PassTimes, proof: Proof) -> Mapping[PassMode, Verdict]:
-    """The verdict on each way besides SGLang's own that was compared or timed."""
+def verdicts_of(choice: Choice, times: PassTimes, proof: Proof) -> Mapping[str, Verdict]:
+    """The verdict on each way besides SGLang's own that was compared or timed, and each kernel."""
     verdicts = {mode: Verdict(False, why) for mode, why in proof.wrong.items()}
+    kernels = proof.errors.keys() - {*PassMode} - verdicts.keys()
+    verdicts |= {kernel: Verdict(True, proof.why(kernel)) for kernel in sorted(kernels)}
     measured = {time.mode for time in times.times} | proof.errors.keys()
     for mode in PassMode:
         if mode in measured - verdicts.keys() - {PassMode.ENGINE}:

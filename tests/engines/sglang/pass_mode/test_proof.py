@@ -16,6 +16,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import difference, prove, sentinels
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.sglang.prefill import PROVEN_KERNEL
 from nsa_tune.engines.sglang.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
@@ -169,6 +170,24 @@ def test_dense_mla_that_is_expanded_behind_a_prefix_is_no_flag_of_sglangs(
 
     assert proof.bound == pytest.approx(0.05)
     assert set(proof.wrong) == (set() if behind_a_prefix == 0.04 else {EAGER})
+
+
+def test_a_kernel_is_compared_in_sglangs_own_way_and_may_be_wrong_alone() -> None:
+    engine, wrong = _Engine(), "triton_sparse_mla_union4"
+    backend, forward = engine.runner.attn_backend, engine.runner._forward_raw
+    answers = SimpleNamespace(impls=frozenset({"fa3", "triton_sparse_mla", wrong}))
+    backend._nsa_tune_prefill = SimpleNamespace(answers=answers)
+
+    def noisy(forward_batch: Any, proxy: Any) -> Any:
+        engine.noise[TABLE] = 0.6 if vars(backend).get(PROVEN_KERNEL) == wrong else 0.0
+        return forward(forward_batch, proxy)
+
+    engine.runner._forward_raw = noisy
+    proof = engine.prove()
+
+    assert set(proof.wrong) == {wrong}
+    assert proof.errors["triton_sparse_mla"] == 0
+    assert PROVEN_KERNEL not in vars(backend)
 
 
 def test_sglang_itself_may_differ_from_run_to_run() -> None:

@@ -1,0 +1,80 @@
+"""What neighbouring queries' selections have in common in an engine, looked at now and then.
+
+A kernel that reads the union of four queries' keys is as fast as they are alike. Which of their
+keys two queries share by chance is known from their contexts; what they share beyond is sampled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+_ROWS = 33
+"""Neighbouring queries in a sample."""
+_FEWEST = 512
+"""New tokens of a sequence that is looked at, at least: with fewer no union is worth it."""
+_LAYERS, _SPACING = 3, 5
+"""Layers of a pass that are looked at, and every how many."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class Kept:
+    """The share of its selection that a query keeps from the query before it, beyond chance."""
+
+    def __init__(self, topk: int) -> None:
+        self._topk, self._passes, self._layer = topk, 0, 0
+        self._rows: tuple[int, float] | None = None
+        """First query of the samples of this pass, and the mean of their keys."""
+        self._waiting: list[tuple[Any, Any, float]] = []
+        """How many keys they share, on its way to the host; the event after it; their keys."""
+        self._shares: deque[float] = deque(maxlen=2 * _LAYERS)
+        self.share = 0.0
+        """The mean of the last samples; 0 while there are none."""
+
+    def begin(self, prefix_lens: Sequence[int], extend_lens: Sequence[int]) -> None:
+        """A prefill begins. Every other one with long sequences is looked at."""
+        self._rows, self._layer = None, 0
+        if any(event is not None and not event.query() for _, event, _ in self._waiting):
+            return
+        for shared, _, keys in self._waiting:
+            chance = self._topk / keys
+            beyond = int(shared) / ((_ROWS - 1) * self._topk) - chance
+            self._shares.append(max(beyond, 0.0) / (1.0 - chance))
+            self.share = sum(self._shares) / len(self._shares)
+        self._waiting.clear()
+        first, widest = 0, _FEWEST - _ROWS
+        for prefix, new in zip(prefix_lens, extend_lens, strict=True):
+            # Of few keys most are shared by chance.
+            early = max(2 * self._topk - prefix, 0)
+            if (room := new - early - _ROWS) > widest:
+                widest = room
+                at = early + int(room * (self._passes * _GOLDEN % 1.0))
+                self._rows = first + at, prefix + at + _ROWS / 2
+            first += new
+        self._passes += self._rows is not None
+        if len(self._shares) > _LAYERS and self._passes % 2:
+            self._rows = None
+
+    def look(self, indices: Any) -> None:
+        """A layer attends by `indices`, [rows, topk] int32 with -1 for none."""
+        if self._rows is None or indices is None:
+            return
+        self._layer += 1
+        if self._layer % _SPACING or len(self._waiting) == _LAYERS:
+            return
+        import torch
+
+        some = indices[self._rows[0] : self._rows[0] + _ROWS]
+        captures = indices.is_cuda and torch.cuda.is_current_stream_capturing()
+        if captures or some.shape != (_ROWS, self._topk):
+            return
+        both = torch.cat((some[:-1], some[1:]), dim=1).sort(dim=1).values
+        shared = ((both[:, 1:] == both[:, :-1]) & (both[:, 1:] >= 0)).sum()
+        event = None
+        if indices.is_cuda:
+            host = torch.empty((), dtype=shared.dtype, pin_memory=True)
+            shared = host.copy_(shared, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._waiting.append((shared, event, self._rows[1]))
