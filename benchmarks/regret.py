@@ -9,8 +9,7 @@
 `score` replays that file, or a zip of some, anywhere: regret is the time of the arm that was chosen
 over the best arm's, minus one. Without --db the shipped table answers; --sums asks it without the
 lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA. Arms without
-times in the file are left out. `table` is for several files. `left-out` answers for a table's own
-batches, an eighth each.
+times in the file do not count. `table` takes several files, `left-out` a table's own batches.
 """
 
 from __future__ import annotations

@@ -384,10 +384,11 @@ def _lengths(batch: Any) -> dict[str, Any]:
 
 
 def _ran(runner: Any, backend: Any, result: Any) -> dict[str, Any]:
+    impl, union = (getattr(backend, f"dsa_{of}", "") for of in ("prefill_impl", "triton_union"))
     return {
         "graph": bool(getattr(result, "can_run_graph", False)),
         "mha": bool(getattr(backend, "use_mha", False)),
-        "impl": str(getattr(backend, "dsa_prefill_impl", "")),
+        "impl": f"{impl}_union{union}" if union and "triton" in impl else str(impl),
         "draft": bool(getattr(runner, "is_draft_worker", False)),
         "gpu": _rank(runner),
     }

@@ -64,7 +64,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.use_mha = False
-        self.dsa_prefill_impl = "flashmla_kv"
+        self.dsa_prefill_impl, self.dsa_triton_union = "flashmla_kv", 0
 
     def set_dsa_prefill_impl(self, forward_batch: Any = None) -> None:
         self.use_mha = forward_batch is not None and max(forward_batch.seq_lens) <= 256

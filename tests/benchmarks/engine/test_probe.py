@@ -92,10 +92,12 @@ def test_the_prefill_kernel_is_changed_for_prefill_alone() -> None:
     assert backend.dsa_prefill_impl == "flashmla_sparse"
     backend.set_dsa_prefill_impl(None)
     assert backend.dsa_prefill_impl == "flashmla_kv"
+    impl.wanted = "triton_sparse_mla_union4"
     backend.set_dsa_prefill_impl(extend)
+    assert (backend.dsa_prefill_impl, backend.dsa_triton_union) == ("triton_sparse_mla", 4)
     impl.wanted = None
     backend.set_dsa_prefill_impl(extend)
-    assert backend.dsa_prefill_impl == "flashmla_kv"
+    assert (backend.dsa_prefill_impl, backend.dsa_triton_union) == ("flashmla_kv", 0)
 
 
 def test_the_chunk_is_changed_between_prefills(
