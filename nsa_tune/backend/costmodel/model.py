@@ -7,7 +7,7 @@ to choose by, and cheap enough for every forward pass. How long a batch takes is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter, mul, truediv
@@ -43,6 +43,11 @@ class LatencyModel:
     def __post_init__(self) -> None:
         terms = [(i, weight) for i, weight in enumerate(self.weights[:-1]) if weight]
         object.__setattr__(self, "_terms", tuple(terms))
+
+    @property
+    def used(self) -> Iterator[int]:
+        """Numbers of the features that count."""
+        return (i for i, _ in self._terms)
 
     def latency_us(self, features: Sequence[float]) -> float:
         """The time of a batch with these features, which are never negative."""

@@ -28,6 +28,7 @@ from nsa_tune.backend.types.point import (
     Limit,
     Point,
     Position,
+    Question,
     Setting,
 )
 from nsa_tune.backend.types.records import Measurement, Status
@@ -60,6 +61,14 @@ class Candidate(NamedTuple):
     failures: Failures | None
     surcharge: Callable[[Batch], float] | None
     """Microseconds that a cliff adds; None where there is none."""
+
+
+class Part(NamedTuple):
+    """The arms that answer some of a point's questions."""
+
+    candidates: tuple[Candidate, ...]
+    features: Callable[[Batch], tuple[float, ...]]
+    """Those that their models depend on; others may be 0."""
 
 
 def _limits(guards: Iterable[Guard], setting: Setting) -> Iterator[Limit]:
@@ -108,6 +117,7 @@ class Policy:
         self._limits = tuple(_limits(shared, self.setting))
         self.candidates = tuple(self._candidate(arm, len(shared)) for arm in arms)
         """The arms that this device could run, in declared order."""
+        self._whole = Part(self.candidates, features.features)
         self.choices = {
             question.name: [
                 (choice, own)
@@ -152,19 +162,36 @@ class Policy:
         for a latency model, or not at all."""
         return tuple(arm.name for arm in self.candidates if not arm.models and arm.failures is None)
 
+    def part(self, questions: Iterable[Question]) -> Part:
+        """What the answers to `questions` depend on."""
+        choices = (choice for question in questions for choice in self.choices[question.name])
+        arms = {arm for _, own in choices for arm in own}
+        some = tuple(one for one in self.candidates if one.name in arms)
+        # Which models are corrected, and by how much, depends on all features.
+        if self.features.some is None or self.fitted.residuals:
+            return Part(some, self.features.features)
+        models = [model for one in some for model in one.models.values()]
+        names = (self.features.names[i] for model in models for i in model.used)
+        return Part(some, self.features.some(frozenset(names)))
+
     def survey(self, batch: Batch) -> Survey:
         """Which arms may run on `batch`, guards first, and what they cost."""
-        regime, features = self._placed(batch)
+        return self.survey_of(self._whole, batch)
+
+    def survey_of(self, part: Part, batch: Batch) -> Survey:
+        """`survey` of these arms alone."""
+        candidates, features_of = part
+        regime, features = self._placed(batch, features_of)
         group = None if regime is None else self.point.regime_group(regime)
         latencies: dict[str, float | None] = {}
         forbidden: dict[str, str] = {}
         for limit in self._limits:
             if (reason := limit(batch)) is not None:
-                return Survey({}, dict.fromkeys([arm.name for arm in self.candidates], reason))
+                return Survey({}, dict.fromkeys([arm.name for arm in candidates], reason))
         residuals = None if regime is None else self.fitted.residuals.get(regime)
         missed = residuals.corrections(features) if residuals else {}
         # Each call in this loop is a part of every plan's time.
-        for name, _, limits, models, failures, surcharge in self.candidates:
+        for name, _, limits, models, failures, surcharge in candidates:
             for limit in limits:
                 reason = limit(batch)
                 if reason is not None:
@@ -181,11 +208,13 @@ class Policy:
                 latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
         return Survey(latencies, forbidden, NARROW if missed else MARGIN)
 
-    def _placed(self, batch: Batch) -> tuple[int | None, tuple[float, ...]]:
+    def _placed(
+        self, batch: Batch, features: Callable[[Batch], tuple[float, ...]]
+    ) -> tuple[int | None, tuple[float, ...]]:
         """The regime and the features of a batch; none, with a warning, where the point cannot
         place it: an engine must go on."""
         try:
-            return self.features.regime(batch), self.features.features(batch)
+            return self.features.regime(batch), features(batch)
         except (ArithmeticError, ValueError) as error:
             _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
             return None, ()

@@ -154,13 +154,15 @@ def _best_arms(
     fastest: dict[str, str] = {}
     costs: dict[str, float] = {}
     for choice, arms in choices:
+        least_us = inf
         for arm in arms:
             if arm in latencies:
                 latency_us = latencies[arm]
-                if latency_us is not None and latency_us < costs.get(choice, inf):
+                if latency_us is not None and latency_us < least_us:
                     fastest[choice], costs[choice] = arm, latency_us
-                else:
-                    fastest.setdefault(choice, arm)
+                    least_us = latency_us
+                elif choice not in fastest:
+                    fastest[choice] = arm
     return fastest, costs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import exp, log
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nsa_tune._errors import UnknownName
 from nsa_tune.backend.baselines import Baseline
 from nsa_tune.backend.baselines.baseline import Choose
-from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.policy import Part, Policy
 from nsa_tune.backend.dispatch.decide import Choice, Verdict, decide, decide_for_all, pick
 from nsa_tune.backend.dispatch.evidence import certified
 from nsa_tune.backend.dispatch.explain import derived_reason, reason_of
@@ -55,6 +55,8 @@ class _Asked(NamedTuple):
     """What is asked of one policy."""
 
     policy: Policy
+    part: Part
+    """What the answers depend on."""
     forced: str | None
     """The arm that is taken where it is allowed."""
     questions: tuple[tuple[Question, Choose], ...]
@@ -91,10 +93,11 @@ class TablePlanner:
         }
         self._origin = _Because(self, None)
 
-    def _asked(self, policy: Policy, questions: Iterable[Question]) -> _Asked:
+    def _asked(self, policy: Policy, questions: Sequence[Question]) -> _Asked:
         chooser, setting = self.baseline.chooser, self.setting
         return _Asked(
             policy,
+            policy.part(questions),
             self.forced.get(policy.point.name),
             tuple((question, chooser(question, setting)) for question in questions),
         )
@@ -165,7 +168,7 @@ class TablePlanner:
         ]
         batches = equal if contexts else [_unequal(batch) for batch in equal]
         choices: dict[str, Choice] = {}
-        for policy, forced, questions in self._by_mode[mode]:
+        for policy, _, forced, questions in self._by_mode[mode]:
             for question, default in questions:
                 choices[question.name] = decide_for_all(
                     question, policy, batches, default, weights=weights, forced=forced
@@ -176,8 +179,8 @@ class TablePlanner:
     def replayed(self, plan: Plan, batch: Batch) -> Plan:
         """A captured size's `plan` for one replay, without what a limit forbids on `batch`."""
         forbidden = {}
-        for policy, _, questions in self._by_mode[batch.mode]:
-            survey = policy.survey(batch)
+        for policy, part, _, questions in self._by_mode[batch.mode]:
+            survey = policy.survey_of(part, batch)
             for question, _ in questions:
                 arms = question.choices.get(getattr(plan, question.name), ())
                 reasons = [survey.forbidden[arm] for arm in arms if arm in survey.forbidden]
@@ -230,7 +233,7 @@ class TablePlanner:
         Raises:
             UnknownName: when the mode has no such question.
         """
-        for policy, _, questions in self._by_mode[mode]:
+        for policy, _, _, questions in self._by_mode[mode]:
             for question, _ in questions:
                 if question.name == name:
                     return policy, question
@@ -241,8 +244,8 @@ def chosen(asked: Iterable[_Asked], batch: Batch) -> dict[str, str | None]:
     """The choice for each question that is asked: everything that decides comes through here or
     through the same `pick` in `decide`."""
     choices: dict[str, str | None] = {}
-    for policy, forced, questions in asked:
-        survey = policy.survey(batch)
+    for policy, part, forced, questions in asked:
+        survey = policy.survey_of(part, batch)
         for question, default in questions:
             open_choices = policy.choices[question.name]
             picked = pick(question, survey, default(batch), forced, open_choices)

@@ -6,7 +6,7 @@ batches tell it apart (docs/policy.md says what each term saves).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from math import ceil, inf
@@ -107,19 +107,25 @@ def sequences(batch: Batch) -> Iterator[tuple[int, int, int]]:
         yield kv - new, new, 1
 
 
-def attended_pairs(batch: Batch, topk: int) -> float:
+def attended_pairs(
+    batch: Batch, topk: int, alike: Iterable[tuple[int, int, int]] | None = None
+) -> float:
     """Pairs that sparse attention computes: a query attends to at most `topk` keys.
 
-    From sums alone it is an upper bound, reached while all queries are below or all above.
+    From sums alone it is an upper bound, reached while all queries are below or all above. `alike`
+    are the batch's `sequences`, where these are known.
     """
     if batch.max_kv <= topk:
         return float(batch.pairs)
     if batch.kv_lens is None:
         return float(min(batch.pairs, batch.q_tokens * topk))
     total = 0
-    for prefix, new, count in sequences(batch):
+    for prefix, new, count in alike or sequences(batch):
+        if prefix >= topk:
+            total += count * new * topk
+            continue
         # Queries that see no more than `topk` keys.
-        below = 0 if prefix >= topk else min(new, topk - prefix)
+        below = new if prefix + new <= topk else topk - prefix
         total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
     return float(total)
 

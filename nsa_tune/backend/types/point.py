@@ -134,6 +134,9 @@ class FeatureFunctions(NamedTuple):
     """Where a batch lies, in octaves, for interpolation."""
     regime: Callable[[Batch], int] = lambda batch: 0
     """Batches of different regimes have latency models of their own."""
+    some: Callable[[frozenset[str]], Callable[[Batch], tuple[float, ...]]] | None = None
+    """`features` in which only those of these names count: others may be 0. None where that saves
+    nothing."""
 
     def position(self, batch: Batch) -> Position:
         """Regime, coordinates and features together.

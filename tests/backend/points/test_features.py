@@ -119,6 +119,20 @@ def test_more_sequences_are_not_less_work(path: Path) -> None:
                 assert more.get(name, 0) >= fewer.get(name, 0) * (1 - 1e-9), (name, batch)
 
 
+@TABLES
+def test_features_that_are_asked_for_are_those_of_all(path: Path) -> None:
+    setting, random = _setting(path), Random(7)
+    for point in points_for(setting.profile):
+        features = point.features(setting)
+        if features.some is None:
+            continue
+        for batch in _drawn(point, setting):
+            wanted = frozenset(random.sample(features.names, random.choice((1, 3, 9))))
+            some = dict(zip(features.names, features.some(wanted)(batch), strict=True))
+            every = features.by_name(batch)
+            assert {name: some[name] for name in wanted} == {name: every[name] for name in wanted}
+
+
 @pytest.mark.parametrize("point", POINTS.values(), ids=list(POINTS))
 def test_an_arm_has_few_terms_which_its_point_computes(point: Point) -> None:
     model = "deepseek-v4" if "v4" in point.families else "deepseek-v3.2"

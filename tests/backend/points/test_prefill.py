@@ -194,12 +194,12 @@ def test_features_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
 
 
 def test_a_union_of_four_reads_what_its_rows_keep_once() -> None:
-    kept = [union_keys(Batch.extend([30720], [8192]), 2048, share) for share in (0.0, 0.5, 1.0)]
+    kept = [union_keys([(30720, 8192, 1)], 2048, share) for share in (0.0, 0.5, 1.0)]
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] == pytest.approx((2048 * 2048, 2048)), "all four rows read the same keys"
 
     # Fours run on from one sequence into the next; rows behind the last four are none.
-    assert union_keys(Batch.extend([100, 50, 60], [3, 2, 2]), 2048, 0.0) == (152.5, 152.5)
+    assert union_keys([(100, 3, 1), (50, 2, 1), (60, 2, 1)], 2048, 0.0) == (152.5, 152.5)
     features = features_of(Batch.extend([100, 50, 60], [3, 2, 2]))
     assert (features["longest_union"], features["lone_keys"]) == (152.5, 103)
     assert features_of(Batch.extend([3000], [8]))["lone_keys"] == 0

@@ -7,7 +7,7 @@ waves of queries (docs/policy.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import log2
 from typing import NamedTuple
 
@@ -98,12 +98,20 @@ OF_SPARSE_FA3 = ("rows", "gemm_rows", "prefix_keys", *schedules.Fa3Terms._fields
 def features(setting: Setting) -> FeatureFunctions:
     """The features of a prefill batch, and where it lies: octaves of its q tokens, half octaves of
     the others, along which the kernels' efficiency changes less."""
-    common, topk = common_terms(setting), setting.profile.index_topk
+    topk = setting.profile.index_topk
     names, schedule = _schedule(setting)
+    every = (*Terms._fields, *names)
 
-    def computed(batch: Batch) -> tuple[float, ...]:
-        terms = common(batch)
-        return (*terms, *schedule(batch, terms.attended_pairs))
+    def some(wanted: Collection[str]) -> Callable[[Batch], tuple[float, ...]]:
+        common = common_terms(setting, wanted)
+        if not set(names) & set(wanted):
+            return lambda batch: (*common(batch), *[0.0] * len(names))
+
+        def computed(batch: Batch) -> tuple[float, ...]:
+            terms = common(batch)
+            return (*terms, *schedule(batch, terms.attended_pairs))
+
+        return computed
 
     def coordinates(batch: Batch) -> tuple[float, ...]:
         attended = schedules.attended_pairs(batch, topk)
@@ -114,7 +122,7 @@ def features(setting: Setting) -> FeatureFunctions:
             log2(batch.batch_size) / 2,
         )
 
-    return FeatureFunctions((*Terms._fields, *names), computed, coordinates, _regime)
+    return FeatureFunctions(every, some(every), coordinates, _regime, some)
 
 
 def _regime(batch: Batch) -> int:
@@ -138,19 +146,69 @@ def _schedule(
     return FlashMlaTerms._fields, terms
 
 
-def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
-    """The terms of a batch that every KV layout has."""
+def common_terms(
+    setting: Setting, wanted: Collection[str] = Terms._fields
+) -> Callable[[Batch], Terms]:
+    """The terms of a batch that every KV layout has; those of unions, and of tiles, may be 0 where
+    none of them is wanted."""
     topk, wave = setting.profile.index_topk, schedules.wave_of(setting)
-    heads, sms, kept = setting.heads, schedules.sms_of(setting), setting.kept
-    slots, share = 2 * sms, heads / (2 * sms)
+    first = Terms._fields.index("longest_union"), Terms._fields.index("query_tiles")
+    unions, tiles = Terms._fields[slice(*first)], Terms._fields[first[1] :]
+    of_unions = _zeros(unions) if set(unions).isdisjoint(wanted) else _unions(setting)
+    of_tiles = _zeros(tiles) if set(tiles).isdisjoint(wanted) else _tiles(setting)
 
     def terms(batch: Batch) -> Terms:
-        rows, keys = batch.q_tokens, batch.kv_tokens
-        attended = schedules.attended_pairs(batch, topk)
+        rows, keys, alike = batch.q_tokens, batch.kv_tokens, [*schedules.sequences(batch)]
+        attended = schedules.attended_pairs(batch, topk, alike)
         pairs = schedules.step_pairs(batch, topk, attended)
-        tiles, tile_pairs = query_tiles(batch, _TILE)
+        return Terms(
+            float(rows),
+            float(max(rows, _TILE)),
+            float(max(keys, _TILE)),
+            float(batch.batch_size),
+            float(keys) if keys > rows else 0.0,
+            attended,
+            schedules.step_makespan(batch, topk, pairs, wave),
+            float(min(batch.max_kv, topk)),
+            *of_unions(batch, alike),
+            *of_tiles(batch, alike),
+        )
+
+    return terms
+
+
+_Some = Callable[[Batch, Sequence[tuple[int, int, int]]], tuple[float, ...]]
+"""Some of the terms of a batch and its sequences."""
+
+
+def _zeros(names: Sequence[str]) -> _Some:
+    none = (0.0,) * len(names)
+    return lambda batch, alike: none
+
+
+def _unions(setting: Setting) -> _Some:
+    topk, sms, kept = setting.profile.index_topk, schedules.sms_of(setting), setting.kept
+
+    def terms(batch: Batch, alike: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
+        rows = batch.q_tokens
+        union, longest = union_keys(alike, topk, kept)
+        makespan = schedules.makespan(-(-rows // 4), union, longest, sms)
+        return longest, makespan, float(min(batch.max_kv, topk)) if rows % 4 else 0.0
+
+    return terms
+
+
+def _tiles(setting: Setting) -> _Some:
+    topk, heads, sms = setting.profile.index_topk, setting.heads, schedules.sms_of(setting)
+    slots, share = 2 * sms, heads / (2 * sms)
+
+    def terms(batch: Batch, alike: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
+        rows = batch.q_tokens
+        tiles, tile_pairs = query_tiles(batch, _TILE, alike)
         width = fa2_tile(batch, setting.profile.v)
-        fa2_tiles, fa2_pairs = (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width)
+        fa2_tiles, fa2_pairs = (
+            (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width, alike)
+        )
         blocks, fa2_blocks = tiles * heads, fa2_tiles * heads
         longest = batch.max_kv
         if longest <= topk and fa2_blocks <= slots:
@@ -158,42 +216,29 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         splits, busiest = longest < batch.max_kv, float(longest * width)
         if fa2_blocks > slots:
             busiest = max(fa2_pairs * share + busiest / 2, busiest)
-        union, longest_union = union_keys(batch, topk, kept)
-        union_makespan = schedules.makespan(-(-rows // 4), union, longest_union, sms)
-        return Terms(
-            rows=float(rows),
-            gemm_rows=float(max(rows, _TILE)),
-            gemm_keys=float(max(keys, _TILE)),
-            sequences=float(batch.batch_size),
-            prefix_keys=float(keys) if keys > rows else 0.0,
-            attended_pairs=attended,
-            makespan_keys=schedules.step_makespan(batch, topk, pairs, wave),
-            longest_keys=float(min(batch.max_kv, topk)),
-            longest_union=longest_union,
-            union_makespan_keys=union_makespan,
-            lone_keys=float(min(batch.max_kv, topk)) if rows % 4 else 0.0,
-            query_tiles=float(tiles),
-            tile_pairs=tile_pairs,
-            tile_makespan_pairs=schedules.makespan(
-                blocks, tile_pairs * heads, batch.max_kv * _TILE, sms
-            ),
-            tile_waves=float(-(-blocks // sms)),
-            fa2_tiles=float(fa2_tiles),
-            fa2_tile_waves=float(-(-fa2_blocks // slots)),
-            fa2_makespan_pairs=busiest,
-            fa2_splits=float(splits),
-            fa2_split_rows=float(rows) if splits else 0.0,
+        return (
+            float(tiles),
+            tile_pairs,
+            schedules.makespan(blocks, tile_pairs * heads, batch.max_kv * _TILE, sms),
+            float(-(-blocks // sms)),
+            float(fa2_tiles),
+            float(-(-fa2_blocks // slots)),
+            busiest,
+            float(splits),
+            float(rows) if splits else 0.0,
         )
 
     return terms
 
 
-def union_keys(batch: Batch, topk: int, kept: float) -> tuple[float, float]:
+def union_keys(
+    alike: Iterable[tuple[int, int, int]], topk: int, kept: float
+) -> tuple[float, float]:
     """Keys that any of four neighbouring rows reads: of all fours, and of the longest. A row keeps
     this share of the selection of the row before it, and chooses the rest at random."""
     total = longest = opened = 0.0
     filled = 0
-    for prefix, new, count in schedules.sequences(batch):
+    for prefix, new, count in alike:
         keys, most = prefix + new / 2, new
         drawn = min(topk / keys, 1.0)
         # What the first row leaves unread, and which part of it each further row.
@@ -246,7 +291,9 @@ def fa2_keys(batch: Batch, width: int, most: int) -> int:
     return low
 
 
-def query_tiles(batch: Batch, width: int) -> tuple[int, float]:
+def query_tiles(
+    batch: Batch, width: int, alike: Iterable[tuple[int, int, int]]
+) -> tuple[int, float]:
     """Tiles of `width` queries of one sequence, and the (query, key) pairs in them; from sums as if
     all sequences were equal."""
     half = width / 2
@@ -256,7 +303,7 @@ def query_tiles(batch: Batch, width: int) -> tuple[int, float]:
         before = half * (each - 1) * count + batch.prefix_tokens
         return count * each, (each * before + batch.q_tokens) * width
     total, keys = 0, 0.0
-    for prefix, new, count in schedules.sequences(batch):
+    for prefix, new, count in alike:
         tiles = -(-new // width)
         total += count * tiles
         # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
