@@ -202,7 +202,9 @@ def test_a_union_of_four_reads_what_its_rows_keep_once() -> None:
     assert union_keys([(100, 3, 1), (50, 2, 1), (60, 2, 1)], 2048, 0.0) == (152.5, 152.5)
     features = features_of(Batch.extend([100, 50, 60], [3, 2, 2]))
     assert (features["longest_union"], features["lone_keys"]) == (152.5, 103)
-    assert features_of(Batch.extend([3000], [8]))["lone_keys"] == 0
+    for rows, waves in ((8, 1), (4 * 132, 1), (4 * 133, 2)):
+        features = features_of(Batch.extend([3000], [rows]))
+        assert (features["lone_keys"], features["union_waves"]) == (0, waves)
 
 
 def test_a_tile_sees_the_tiles_before_it_and_the_last_one_the_end_of_its_sequence() -> None:

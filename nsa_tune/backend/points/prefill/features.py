@@ -44,6 +44,8 @@ class Terms(NamedTuple):
     """The same of four neighbouring rows together."""
     union_makespan_keys: float
     """Keys that an SM goes through until the last such four end."""
+    union_waves: float
+    """Whole waves of fours: their keys are sorted out by one program on an SM."""
     lone_keys: float
     """Keys of the longest row where rows are left over behind the fours: these run after them."""
     query_tiles: float
@@ -86,7 +88,7 @@ OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
 # A program alone on an SM waits for memory, so that its keys take longer than those of two.
 OF_TRITON = (*OF_MLA, "longest_keys")
-OF_UNION = ("rows", "prefix_keys", "union_makespan_keys", "longest_union", "lone_keys")
+OF_UNION = ("prefix_keys", "union_makespan_keys", "longest_union", "union_waves", "lone_keys")
 # Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs.py).
 OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "sequences", "prefix_keys", "makespan_keys")
 # What rows cost is in the schedule: at powers of two, as most swept rows are, both grow alike.
@@ -193,7 +195,8 @@ def _unions(setting: Setting) -> _Some:
         rows = batch.q_tokens
         union, longest = union_keys(alike, topk, kept)
         makespan = schedules.makespan(-(-rows // 4), union, longest, sms)
-        return longest, makespan, float(min(batch.max_kv, topk)) if rows % 4 else 0.0
+        waves, lone = -(-(rows // 4) // sms), min(batch.max_kv, topk) if rows % 4 else 0
+        return longest, makespan, float(waves), float(lone)
 
     return terms
 
