@@ -69,26 +69,25 @@ class Pass:
     seconds: float = 0.0
     launch_s: float = 0.0  # seconds that the host is busy to launch a prefill
     unqueued: float = 0.0  # part of it that must have run until the last of it is launched
+    is_extend: bool = field(init=False)  # whether it is a prefill
     sums: tuple[int, int, int, int, int] = field(init=False)
     """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what `batch`
     has, at less cost. In a decode kv may be off by one a sequence, and the longest is the mean."""
 
     def __post_init__(self) -> None:
-        if self.lens:
-            new = sum([n for _, n in self.lens])
-            pairs = sum([n * p + n * (n + 1) // 2 for p, n in self.lens])
-            kvs = [p + n for p, n in self.lens]
-            self.sums = len(self.lens), new, sum(kvs), max(kvs), pairs
+        self.is_extend = bool(self.lens)
+        if self.is_extend:
+            tokens = prefixes = longest = pairs = 0
+            for prefix, new in self.lens:
+                tokens, prefixes = tokens + new, prefixes + prefix
+                longest = max(longest, prefix + new)
+                pairs += new * prefix + new * (new + 1) // 2
+            self.sums = len(self.lens), tokens, tokens + prefixes, longest, pairs
         else:
             running, next_n = self._running, self._running.engine.next_n
             size, kv = len(running.heap), running.contexts(self._step)
             pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
             self.sums = size, size * next_n, kv, kv // size, pairs
-
-    @property
-    def is_extend(self) -> bool:
-        """Whether it is a prefill."""
-        return bool(self.lens)
 
     def batch(self) -> Batch:
         """The batch of the pass."""
@@ -215,8 +214,9 @@ def simulated(
         forward.seconds = seconds(forward)
         if late:  # first tokens are handed over when the next pass has been launched
             handed_s = now + max(forward.launch_s - spare_s, forward.unqueued * forward.seconds)
-            first_s |= {number: handed_s for number, _ in late}
-            latencies.first_token_s += [handed_s - arrival_s for _, arrival_s in late]
+            for number, arrival_s in late:
+                first_s[number] = handed_s
+                latencies.first_token_s.append(handed_s - arrival_s)
         spare_s = max(forward.seconds - forward.launch_s, 0.0)
         late = [(i, request.arrival_s) for i, request in enumerate(ended, begun)]
         begun += len(late)

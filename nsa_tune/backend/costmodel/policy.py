@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
 from math import exp, inf
@@ -232,6 +232,28 @@ class Policy:
             if estimate is not None:
                 estimates[arm.name] = estimate.plus(arm.surcharge_us(batch, self.setting))
         return estimates
+
+    def times_us(self, batch: Batch, arms: Collection[str]) -> dict[str, float] | None:
+        """What estimates say of those of `arms` that a survey allows, in less time; None where it
+        allows no arm at all.
+
+        In declared order; an arm with too few measurements is left out.
+        """
+        at = self._position(batch)
+        group = None if at is None else self.point.regime_group(at.regime)
+        if any(limit(batch) is not None for limit in self._limits):
+            return None
+        allowed, times = False, dict[str, float]()
+        for name, _, limits, _, failures, surcharge in self.candidates:
+            if any(limit(batch) is not None for limit in limits):
+                continue
+            if failures and group is not None and failures.reason(group, batch):
+                continue
+            allowed, surface = True, self.surfaces.get(name) if name in arms else None
+            us = None if surface is None or at is None else surface.latency_us(at)
+            if us is not None:
+                times[name] = us if surcharge is None else us + surcharge(batch)
+        return times if allowed else None
 
     def spread(self, arm: str) -> float:
         """Relative error of the arm's surface between measured points, by leaving each out.

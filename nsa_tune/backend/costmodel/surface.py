@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from math import ceil, dist, exp, expm1, inf, log
 from operator import mul
 from typing import NamedTuple, TypeAlias
@@ -83,8 +84,9 @@ class Places:
 
     def _nearest(self, where: tuple[float, ...], besides: int = -1) -> list[tuple[float, int]]:
         """(distance, number) of the nearest places, the nearest first, without number `besides`."""
-        ranked = [(dist(where, place), i) for i, place in enumerate(self.locations) if i != besides]
-        return sorted(ranked)[: _NEIGHBOURS + 1]
+        away = list(map(dist, repeat(where), self.locations))
+        order = sorted(range(len(away)), key=away.__getitem__)[: _NEIGHBOURS + 2]
+        return [(away[i], i) for i in order if i != besides][: _NEIGHBOURS + 1]
 
     @cached_property
     def left_out(self) -> Mapping[int, tuple[tuple[int, float], ...]]:
@@ -161,13 +163,17 @@ class _Regime:
         half = noise if len(around) == 1 else max(noise, 2 * self.spread)
         if outside > 0:
             half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + outside)
-        residual = 0.0
+        latency_us, wide = self.latency_us(at), exp(min(half, 20.0))
+        return Estimate(latency_us, latency_us / wide, latency_us * wide, outside > 0)
+
+    def latency_us(self, at: Position) -> float:
+        """The estimated time alone."""
+        around, residual = self._places.around(at.coordinates).weights, 0.0
         for i, weight in around:
             residual += weight * self._residuals[i]
         if len(around) > 1:
             residual *= self._trust
-        latency_us, wide = self._model(at.features) * exp(residual), exp(min(half, 20.0))
-        return Estimate(latency_us, latency_us / wide, latency_us * wide, outside > 0)
+        return self._model(at.features) * exp(residual)
 
     def rows_used(self, at: Position) -> list[tuple[Measurement, float]]:
         """The measurements at the places that the residual is interpolated from."""
@@ -252,6 +258,11 @@ class Surface:
         """The estimated time, or None in a regime where too little was measured."""
         regime = self._regimes.get(at.regime)
         return None if regime is None else regime.estimate(at)
+
+    def latency_us(self, at: Position) -> float | None:
+        """The estimated time alone, in less time."""
+        regime = self._regimes.get(at.regime)
+        return None if regime is None else regime.latency_us(at)
 
     def rows_used(self, at: Position) -> list[tuple[Measurement, float]]:
         """The measurements behind the estimate, with weights that sum to 1."""

@@ -187,6 +187,7 @@ class _Fleet(NamedTuple):
 
     deployment: Deployment
     requests: Sequence[Arrival]  # of one of them; their passes are counted
+    runs: dict[Setups, tuple[Served, ...]]  # that are known already
     engines: tuple[int, int] = (1, 1)
     alone: tuple[Outcome, ...] = ()
     """One engine, where that is not enough."""
@@ -194,13 +195,14 @@ class _Fleet(NamedTuple):
 
     def outcome(self, name: str, setups: Setups) -> Outcome:
         """What one of them gives under `setups`."""
-        one, runs = self.deployment, tuple[Served, ...]()
+        one, runs = self.deployment, self.runs.get(setups, ())
         prefill_s = seconds_of(one.prices, setups.prefill, extend=True)
         decodes_s = seconds_of(one.prices, setups.decode, extend=False)
         decode_s = decodes_s or None if prices_decode(one) else None
-        if self.requests and one.model is not None:
+        if self.requests and one.model is not None and not runs:
             factors = (1.0, 1 - one.error, 1 + one.error)
             runs = tuple(one.serve(self.requests, setups, factor) for factor in factors)
+            self.runs[setups] = runs
         command = one.launch.changed(flags_of(*setups)).command(one.served)
         tokens = one.dp * one.scheduler.pool_tokens
         loads = tuple(run.engines for row in self.alone for run in row.runs) or (1.0, 1.0, 1.0)
@@ -211,7 +213,7 @@ class _Fleet(NamedTuple):
 
 
 def _fleet(deployment: Deployment, traffic: Traffic, gpus: int) -> _Fleet:
-    fleet = _Fleet(deployment, deployment.count(traffic))
+    fleet = _Fleet(deployment, deployment.count(traffic), {})
     if not fleet.requests or deployment.model is None or not deployment.fits:
         return fleet
     setups = deployment.best_setups()
@@ -229,7 +231,7 @@ def _fleet(deployment: Deployment, traffic: Traffic, gpus: int) -> _Fleet:
         return fleet
     requests = deployment.requests(replace(traffic, engines=shared))
     deployment.recount(requests)
-    return _Fleet(deployment, requests, engines, (alone,) * late, shared)
+    return _Fleet(deployment, requests, {}, engines, (alone,) * late, shared)
 
 
 def keeping_up(load: Callable[[int, float], float], longer: float) -> tuple[int, int]:

@@ -6,7 +6,7 @@ of a pass is a decision point. A step for which the table has no times is in no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
@@ -15,7 +15,6 @@ from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.baselines import Baseline
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
 from nsa_tune.engines.sglang.costs import longer_us, mha_projection_us
@@ -67,6 +66,8 @@ class AttentionPrices:
             raise NoTunedData(f"no answer for {device}: see `nsa-tune gpus`")
         self.dispatcher, self.engine, self.setting = dispatcher, engine, dispatcher.setting
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered
+        asked = ("sparse_prefill", "prefill_path") if engine == "vllm" else ("sparse_prefill",)
+        self._choose = dispatcher.choosers(asked)
         self.indexer_share = indexer_share
         policies = dispatcher.policies
         measured = [policy for policy in policies.values() if policy.measured]
@@ -92,50 +93,54 @@ class AttentionPrices:
             if not _is_measured(self.dispatcher, question, value):
                 raise UsageError(f"{value} ({question}) is not priced: the table has no times")
 
-    def of(self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({})) -> Attention:
-        """The attention of `batch`; in a CUDA graph SGLang takes no MHA. What the flags in use
-        answer (`given`) holds in every setup that does not differ."""
+    def of(
+        self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({}),
+        setups: Sequence[str] = (),
+    ) -> Attention:  # fmt: skip
+        """The attention of `batch` under `setups`, else all; in a CUDA graph SGLang takes no MHA.
+        What the flags in use answer (`given`) holds in every setup that does not differ."""
         extend = batch.mode is Mode.EXTEND
         captured = replace(batch, captured=True) if graph else batch
-        plan = self.dispatcher.plan(captured) if extend else None
-        us = dict.fromkeys(self.setups, 0.0)
+        us = dict.fromkeys(setups or self.setups, 0.0)
+        steers = extend and PLUGIN in us
+        changes = {setup: dict([answer]) for setup, answer in self.flags.items() if setup in us}
+        if steers:
+            changes[PLUGIN] = self._steered_to(captured)
         for policy in self._policies[extend]:
             name = policy.point.name
             if name == _ONCE_A_PASS and extend:
                 continue  # engines score a prefill's keys in one piece
             # Only attention itself runs otherwise in a graph; the indexer runs between its parts.
             step = captured if name == "prefill" or not extend else batch
-            timed = self._timed(policy, step)
+            answers = self._answers(policy.point, step, given)
+            arms = {
+                one: self._arms(policy.point, {**answers, **changes.get(one, {})}) for one in us
+            }
+            timed = self._timed(policy, step, set().union(*arms.values()))
             if timed is None:
                 continue
-            answers = self._answers(policy.point, step, given)
-            usual = self._fastest(policy.point, answers, timed)
+            usual = _fastest(arms[DEFAULT], timed)
             if usual is None:
                 self.unpriced[name] = None
                 continue
-            for setup in self.setups:
-                changed = {**answers, **self._changes(setup, answers, plan)}
-                arm = self._fastest(policy.point, changed, timed)
+            for setup in us:
+                arm = _fastest(arms[setup], timed)
                 if arm is None and setup == PLUGIN:
                     arm = usual
                 us[setup] += inf if arm is None else self._with_copies(setup, arm, step, timed[arm])
-        return Attention(us, self._dense_us(batch) if extend else None)
+        return Attention(us, self._dense_us(batch) if steers else None)
 
-    def _timed(self, policy: Policy, batch: Batch) -> dict[str, float] | None:
+    def _timed(self, policy: Policy, batch: Batch, arms: set[str]) -> dict[str, float] | None:
         """By allowed arm: microseconds of all layers; None where a pass lacks the step."""
-        allowed, estimates = policy.survey(batch).latencies, policy.estimates(batch)
-        if not allowed:
+        times = policy.times_us(batch, arms)
+        if times is None:
             return None
         name = policy.point.name
         layers = 1.0 if name == _ONCE_A_PASS else float(self.setting.sharing)
         if name in _INDEXED_LAYERS:
             layers *= self.indexer_share
         around = mha_projection_us(batch, self.setting.layout) if self.engine == "sglang" else 0.0
-        return {
-            arm: layers * (estimates[arm].latency_us + around * arm.startswith("mha/"))
-            for arm in allowed
-            if arm in estimates
-        }
+        return {arm: layers * (us + around * arm.startswith("mha/")) for arm, us in times.items()}
 
     def _answers(self, point: Point, batch: Batch, given: Answers) -> dict[str, str]:
         """What the engine answers, with the flags in use."""
@@ -148,26 +153,20 @@ class AttentionPrices:
             answers["indexer_layout"] = "native"  # one and the same there
         return answers
 
-    def _changes(self, setup: str, answers: Answers, plan: Plan | None) -> Answers:
-        """What a setup answers otherwise."""
-        changes: dict[str, str] = {}
-        if setup in self.flags:
-            changes = dict([self.flags[setup]])
-        elif setup == PLUGIN and plan is not None:
-            if plan.sparse_prefill in self._steered:
-                changes["sparse_prefill"] = plan.sparse_prefill
-            if plan.prefill_path and self.engine == "vllm":
-                changes["prefill_path"] = plan.prefill_path
-        return {question: value for question, value in changes.items() if question in answers}
+    def _steered_to(self, batch: Batch) -> dict[str, str]:
+        """What the plug-in answers for a prefill."""
+        kernel, *path = self._choose(batch)
+        answers = {"sparse_prefill": kernel} if kernel in self._steered else {}
+        return answers | {"prefill_path": path[0]} if path and path[0] else answers
 
-    def _fastest(self, point: Point, answers: Answers, timed: Mapping[str, float]) -> str | None:
-        """The fastest of the arms that remain when every question is answered so."""
+    def _arms(self, point: Point, answers: Answers) -> set[str]:
+        """The arms that remain when every question is answered so."""
         key = point.name, *[answers.get(question.name) for question in point.questions]
         remaining = self._remaining.get(key)
         if remaining is None:
             remaining = point.arms_taken(lambda question: answers.get(question.name))
             self._remaining[key] = remaining
-        return min((arm for arm in timed if arm in remaining), key=timed.__getitem__, default=None)
+        return remaining
 
     def _with_copies(self, setup: str, arm: str, batch: Batch, us: float) -> float:
         """`us`, and what SGLang's own copies around a kernel take longer than the plug-in's."""
@@ -180,8 +179,13 @@ class AttentionPrices:
         policy = self.dispatcher.policies.get("prefill")
         if policy is None or batch.max_kv > self.setting.profile.index_topk:
             return None
-        timed = self._timed(policy, replace(batch, captured=False)) or {}
-        return min((us for arm, us in timed.items() if arm.startswith("mha/")), default=None)
+        arms = {arm.name for arm in policy.candidates if arm.name.startswith("mha/")}
+        timed = self._timed(policy, replace(batch, captured=False), arms) or {}
+        return min(timed.values(), default=None)
+
+
+def _fastest(arms: set[str], timed: Mapping[str, float]) -> str | None:
+    return min((arm for arm in timed if arm in arms), key=timed.__getitem__, default=None)
 
 
 def _is_measured(dispatcher: Dispatcher, question: str, value: str) -> bool:

@@ -26,6 +26,7 @@ from nsa_tune.reports.traffic.attention import (
     DECODE_FLAG,
     DEFAULT,
     FORCE_MQA,
+    PLUGIN,
     PREFILL_FLAG,
     AttentionPrices,
 )
@@ -149,7 +150,8 @@ class Deployment:
         """Serve what `count` or `requests` gave; tokens a second are those of all ranks. With
         `keep` later runs take the prices of this one."""
         # Passes that share a price have that of the first: what was served before must not matter.
-        prices = self.prices if keep else PriceList(self.passes, dict(self.prices.shapes))
+        only = DEFAULT, *setups
+        prices = self.prices if keep else PriceList(self.passes, dict(self.prices.shapes), only)
         result = served(requests, self.scheduler, prices, setups, factor=factor)
         return replace(result, output_tokens_per_s=self.dp * result.output_tokens_per_s)
 
@@ -182,10 +184,11 @@ class Deployment:
                 self.prices.of_batch(batch).count += round(weight)
             return []
         requests, self._fastest = self.requests(traffic), Setups(DEFAULT, DEFAULT)
-        for part in (requests[:_SAMPLED], requests):
+        compared = [name for name in self.passes.setups if name != PLUGIN]
+        for part, setups in ((requests[:_SAMPLED], compared), (requests, [])):
             # Which passes run depends on their times. Those with the fastest flags are compared, so
             # that a flag has one price, in use or not.
-            self.prices = PriceList(self.passes)
+            self.prices = PriceList(self.passes, setups=setups)
             self.recount(part)
         return requests
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf, log2
 from statistics import median
 from types import MappingProxyType
@@ -51,9 +52,9 @@ class PassPrices:
         self.attention, self.measured = attention, measured
         self.graph_tokens, self.given, self.between_s = graph_tokens, given, between_s
         setting = attention.setting
-        self._topk = setting.profile.index_topk
+        self.topk = setting.profile.index_topk
         self.unqueued = max(1 - _QUEUED_LAYERS / setting.sharing, 0.0)
-        self._choice = Choice(GRAPH_SIZES, self._topk, {}, ())
+        self._choice = Choice(GRAPH_SIZES, self.topk, {}, ())
         self.setups = attention.setups
         self.model: NonAttentionModel | None = None
         if measured is not None:
@@ -66,8 +67,8 @@ class PassPrices:
             ]
             if len(observed) >= _FEWEST:
                 self.model = NonAttentionModel(
-                    observed, self._topk, 1 / share, attention.indexer_share, measured.graph_sizes,
-                    (measured.key.get("ep", 1), ranks), _host_us(measured, self._topk, share),
+                    observed, self.topk, 1 / share, attention.indexer_share, measured.graph_sizes,
+                    (measured.key.get("ep", 1), ranks), _host_us(measured, self.topk, share),
                 )  # fmt: skip
 
     def _attention_us(self, row: EnginePass) -> float | None:
@@ -88,16 +89,17 @@ class PassPrices:
             return self.attention.of(rows.sums, graph=True).us[DEFAULT]
         return usual
 
-    def of(self, batch: Batch) -> PassPrice:
-        """What `batch` takes under each setup."""
+    def of(self, batch: Batch, setups: Sequence[str] = ()) -> PassPrice:
+        """What `batch` takes under `setups`, the default one among them, else under all."""
         extend = batch.mode is Mode.EXTEND
         graph = not extend or batch.q_tokens <= self.graph_tokens
-        attention = self.attention.of(batch, graph=graph, given=self.given)
+        attention = self.attention.of(batch, graph=graph, given=self.given, setups=setups)
         if self.model is None:
             return PassPrice(attention.us, PassMode.ENGINE)
         way = PassMode.ENGINE if not extend or (graph and _padded(batch)) else PassMode.EAGER
         us = {setup: self.model.us(batch, way, taken) for setup, taken in attention.us.items()}
-        steered = self._steered(batch, us, attention) if extend and graph else way
+        steers = extend and graph and PLUGIN in us
+        steered = self._steered(batch, us, attention) if steers else way
         launches = self.model.launch_us(batch, way), self.model.launch_us(batch, steered)
         return PassPrice(us, steered, launches)
 
@@ -116,11 +118,11 @@ class PassPrices:
         return taken
 
     def _other_ways(self, batch: Batch) -> Iterable[PassMode]:
-        dense = batch.max_kv <= self._topk and _padded(batch)
+        dense = batch.max_kv <= self.topk and _padded(batch)
         runs = {
             PassMode.DENSE_GRAPH: dense and not batch.prefix_tokens,
             PassMode.DENSE_MLA_GRAPH: dense,
-            PassMode.SPARSE_GRAPH: batch.max_kv > self._topk and _padded(batch),
+            PassMode.SPARSE_GRAPH: batch.max_kv > self.topk and _padded(batch),
             PassMode.DECODE_GRAPH: batch.q_tokens <= _MOST_ROWS,
         }
         return (way for way in runs if runs[way] and self.model and way in self.model.ways)
@@ -160,6 +162,8 @@ class PriceList:
 
     prices: PassPrices
     shapes: dict[tuple[object, ...], PricedShape] = field(default_factory=dict)
+    setups: Sequence[str] = ()
+    """Those under which what is not in `shapes` yet is priced, with the default; else all."""
 
     def of(self, forward: Pass) -> PricedShape:
         """The shape of a simulated pass."""
@@ -172,12 +176,12 @@ class PriceList:
 
     def _shape(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> PricedShape:
         """`batch` is called for the first pass of a shape."""
-        key = _alike(extend, sums, self.prices.attention.setting.profile.index_topk)
+        key = _alike(extend, sums, self.prices.topk)
         shape = self.shapes.get(key)
         if shape is None:
             # A decode's many lengths hardly matter beside their sums, and take long to look at.
             first = batch() if extend else batch().sums
-            shape = self.shapes[key] = PricedShape(first, self.prices.of(first))
+            shape = self.shapes[key] = PricedShape(first, self.prices.of(first, self.setups))
         return shape
 
 
@@ -187,6 +191,10 @@ def _alike(extend: bool, sums: Sums, topk: int) -> tuple[object, ...]:
     few = size if size <= 4 else int(_CELLS / 2 * log2(size)) + 4
     if not extend:
         return few, new // size, int(_CELLS * log2(kv))
+    return few, *_tokens(new), int(_CELLS * log2(pairs / new + 1)), longest > topk, kv == new
+
+
+@cache
+def _tokens(new: int) -> tuple[int, int]:
     # What fits into another graph takes another time.
-    graph, context = graph_size(new), int(_CELLS * log2(pairs / new + 1))
-    return few, graph, int(_CELLS * log2(new)), context, longest > topk, kv == new
+    return graph_size(new), int(_CELLS * log2(new))

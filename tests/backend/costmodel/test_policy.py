@@ -52,10 +52,13 @@ def test_every_measured_arm_has_an_estimate_in_declared_order() -> None:
 
 
 def test_estimates_are_there_for_forbidden_arms_too() -> None:
-    batch = Batch.extend([8192], [64])
+    batch, policy = Batch.extend([8192], [64]), policy_of(TIMES)
+    estimates, allowed = policy.estimates(batch), policy.survey(batch).latencies
 
-    assert "mha/dense" in policy_of(TIMES).estimates(batch)
-    assert "mha/dense" not in policy_of(TIMES).survey(batch).latencies
+    assert "mha/dense" in estimates and "mha/dense" not in allowed
+    times = {arm: estimates[arm].latency_us for arm in allowed}
+    assert policy.times_us(batch, allowed) == times
+    assert policy.times_us(batch, ["mla/wide"]) == {"mla/wide": times["mla/wide"]}
 
 
 def test_a_survey_puts_each_candidate_in_one_place() -> None:
