@@ -58,6 +58,8 @@ class Terms(NamedTuple):
     """Whole waves of these tiles, one for each head."""
     fa2_tiles: float
     """Tiles of FlashAttention-2, which are narrower for few new tokens a sequence."""
+    fa2_narrow: float
+    """1 where these have 16 queries of 256 channels: warps share the keys then, and merge."""
     fa2_tile_waves: float
     """Whole waves of these, two on each SM."""
     fa2_makespan_pairs: float
@@ -77,11 +79,10 @@ class FlashMlaTerms(NamedTuple):
     """The same with all queries in one row."""
 
 
-# What a sequence and its queries cost is in their tiles. Where sequences are equal, as in most
-# swept batches, nothing tells the two apart, and half of it would be charged to ragged ones again.
+# What a sequence costs is in its tiles: of equal ones, as most are, nothing tells the two apart.
 OF_FA3 = ("gemm_keys", "query_tiles", "tile_waves", "tile_makespan_pairs")
 OF_FA2 = (
-    "gemm_keys", "fa2_tiles", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits",
+    "gemm_keys", "fa2_tiles", "fa2_narrow", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits",
     "fa2_split_rows",
 )  # fmt: skip
 OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
@@ -203,12 +204,12 @@ def _unions(setting: Setting) -> _Some:
 
 def _tiles(setting: Setting) -> _Some:
     topk, heads, sms = setting.profile.index_topk, setting.heads, schedules.sms_of(setting)
-    slots, share = 2 * sms, heads / (2 * sms)
+    slots, share, channels = 2 * sms, heads / (2 * sms), setting.profile.v
 
     def terms(batch: Batch, alike: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
         rows = batch.q_tokens
         tiles, tile_pairs = query_tiles(batch, _TILE, alike)
-        width = fa2_tile(batch, setting.profile.v)
+        width = fa2_tile(batch, channels)
         fa2_tiles, fa2_pairs = (
             (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width, alike)
         )
@@ -225,6 +226,7 @@ def _tiles(setting: Setting) -> _Some:
             schedules.makespan(blocks, tile_pairs * heads, batch.max_kv * _TILE, sms),
             float(-(-blocks // sms)),
             float(fa2_tiles),
+            float(width == 16 and channels >= 256),
             float(-(-fa2_blocks // slots)),
             busiest,
             float(splits),
