@@ -16,6 +16,8 @@ _FEWEST = 512
 """New tokens of a sequence that is looked at, at least: with fewer no union is worth it."""
 _LAYERS, _SPACING = 3, 5
 """Layers of a pass that are looked at, and every how many."""
+_LATER = 4
+"""Prefills after which a sample is read: by then it has long been copied, on every rank."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -24,6 +26,7 @@ class Kept:
 
     def __init__(self, topk: int) -> None:
         self._topk, self._passes, self._layer = topk, 0, 0
+        self._begun = self._read_at = 0
         self._rows: tuple[int, float] | None = None
         """First query of the samples of this pass, and the mean of their keys."""
         self._waiting: list[tuple[Any, Any, float]] = []
@@ -33,11 +36,18 @@ class Kept:
         """The mean of the last samples; 0 while there are none."""
 
     def begin(self, prefix_lens: Sequence[int], extend_lens: Sequence[int]) -> None:
-        """A prefill begins. Every other one with long sequences is looked at."""
-        self._rows, self._layer = None, 0
-        if any(event is not None and not event.query() for _, event, _ in self._waiting):
+        """A prefill begins. Every other one with long sequences is looked at.
+
+        When a sample is read follows from how many have begun, not from a rank's clock: all ranks
+        look at the same rows, and choose alike.
+        """
+        self.end()
+        self._begun += 1
+        if self._waiting and self._begun < self._read_at:
             return
-        for shared, _, keys in self._waiting:
+        for shared, event, keys in self._waiting:
+            if event is not None:
+                event.synchronize()
             chance = self._topk / keys
             beyond = int(shared) / ((_ROWS - 1) * self._topk) - chance
             self._shares.append(max(beyond, 0.0) / (1.0 - chance))
@@ -55,6 +65,11 @@ class Kept:
         self._passes += self._rows is not None
         if len(self._shares) > _LAYERS and self._passes % 2:
             self._rows = None
+        self._read_at = self._begun + _LATER
+
+    def end(self) -> None:
+        """What runs from now on is another pass."""
+        self._rows, self._layer = None, 0
 
     def look(self, indices: Any) -> None:
         """A layer attends by `indices`, [rows, topk] int32 with -1 for none."""

@@ -210,6 +210,8 @@ class Prefill:
 
     def give_back(self) -> None:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""
+        if self.kept is not None:
+            self.kept.end()
         if self._engines is not None:
             self._put(*self._engines[1:])
             self._engines = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -26,7 +28,8 @@ def _seen(overlap: float | None, passes: int = 3) -> Kept:
         some = torch.cat((torch.full((40, TOPK), -1), keys)).int()
         for _ in range(20):
             kept.look(some)
-    kept.begin([0], [1])
+    for _ in range(4):
+        kept.begin([0], [1])
     return kept
 
 
@@ -52,8 +55,37 @@ def test_short_sequences_other_selections_and_no_pass_are_left_alone() -> None:
 def test_what_queries_share_may_change() -> None:
     kept, same = Kept(TOPK), torch.arange(TOPK).int().expand(NEW, -1)
     for indices, share in ((same, 1.0), (torch.arange(NEW * TOPK).int().view(NEW, TOPK), 0.0)):
-        for _ in range(6):
+        for _ in range(16):
             kept.begin([PREFIX], [NEW])
             for _ in range(61):
                 kept.look(indices)
         assert kept.share == share
+
+
+def test_when_a_sample_is_read_follows_from_no_clock() -> None:
+    """Else ranks would look at other rows, and take other kernels than each other."""
+    waits = []
+    shares = []
+    for done in (False, True):
+        kept = Kept(TOPK)
+        for _pass in range(12):
+            kept.begin([PREFIX], [NEW])
+            for _ in range(61):
+                kept.look(torch.arange(TOPK).int().expand(NEW, -1))
+            event = SimpleNamespace(
+                query=lambda done=done: done, synchronize=lambda: waits.append(1)
+            )
+            kept._waiting = [(shared, event, keys) for shared, _, keys in kept._waiting]
+            shares.append(kept.share)
+    assert shares[:12] == shares[12:] == [0.0] * 4 + [1.0] * 8
+    assert waits
+
+
+def test_a_pass_that_did_not_begin_here_is_not_looked_at() -> None:
+    """It runs as SGLang has it, or drafts tokens: the last prefill's rows are not in it."""
+    kept = Kept(TOPK)
+    kept.begin([PREFIX], [NEW])
+    kept.end()
+    for _ in range(61):
+        kept.look(torch.arange(TOPK).int().expand(NEW, -1))
+    assert kept._waiting == []
