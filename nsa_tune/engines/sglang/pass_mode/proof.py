@@ -19,7 +19,7 @@ from typing import Any
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang import attempt
-from nsa_tune.engines.sglang.facts import index_topk_of
+from nsa_tune.engines.sglang.facts import index_topk_of, kernel_of
 from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.made_up import SHORT
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
@@ -116,7 +116,8 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
     """
     errors: dict[str, list[float]] = {}
     failed: set[str] = set()
-    kernels = kernels_to_prove(runner.attn_backend)
+    # A rank that has left its backend to SGLang runs as many passes as the others.
+    kernels = ranks.from_first(kernels_to_prove(runner.attn_backend))
     repeated: list[float] = []
     flags = [0.0]
     # Dense MLA is expanded behind any prefix then, which SGLang itself would absorb.
@@ -128,7 +129,9 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
                 run = partial(_run, runner, steering, batch)
                 engine, again = (_engine_outputs(ranks, run) for _ in range(2))
                 repeated.append(difference(engine, again))
-                for mode in (*_ways(steering, sentinel, batch), *kernels):
+                # SGLang attends to so few keys by MHA where it runs no graph, whatever is to run.
+                selects = max(sentinel.kv_lens) > index_topk_of(runner.attn_backend)
+                for mode in (*_ways(steering, sentinel, batch), *(kernels if selects else ())):
                     # What fails on any rank has failed on all: they go on alike.
                     outputs = None if mode in failed else _outputs(ranks, mode, run, runner)
                     if outputs is None:
@@ -216,7 +219,10 @@ def _outputs(
         if isinstance(mode, PassMode):
             return run(mode)
         with attribute(runner.attn_backend, PROVEN_KERNEL, mode):
-            return run(PassMode.TABLE_KERNEL)
+            outputs = run(PassMode.TABLE_KERNEL)
+        if kernel_of(runner.attn_backend) != mode:
+            raise RuntimeError("another kernel has run")
+        return outputs
 
     return attempt(f"running prefills by {mode}", ranks.together, f"trying {mode}", call)
 
@@ -246,7 +252,7 @@ def _judged(
     """`flags`: how far SGLang's own passes without a graph are from those with one."""
     flag = max(filter(math.isfinite, flags))
     bound = _bound(flag, max(repeated, default=0.0))
-    wrong = {}
+    wrong = {of: "no batch to compare it by has room" for of in kernels if of not in errors}
     # The same ways have run on all ranks, which vote on them in the same order.
     for mode in [mode for mode in (*PassMode, *kernels) if mode in errors]:
         error = errors[mode]

@@ -177,9 +177,14 @@ def test_a_kernel_is_compared_in_sglangs_own_way_and_may_be_wrong_alone() -> Non
     backend, forward = engine.runner.attn_backend, engine.runner._forward_raw
     answers = SimpleNamespace(impls=frozenset({"fa3", "triton_sparse_mla", wrong}))
     backend._nsa_tune_prefill = SimpleNamespace(answers=answers)
+    seen = set()
 
     def noisy(forward_batch: Any, proxy: Any) -> Any:
-        engine.noise[TABLE] = 0.6 if vars(backend).get(PROVEN_KERNEL) == wrong else 0.0
+        kernel, _, union = vars(backend).get(PROVEN_KERNEL, "fa3").partition("_union")
+        backend.dsa_prefill_impl, backend.dsa_triton_union = kernel, int(union or 0)
+        if kernel != "fa3":
+            seen.add(int(forward_batch.seq_lens.max()))
+        engine.noise[TABLE] = 0.6 if union else 0.0
         return forward(forward_batch, proxy)
 
     engine.runner._forward_raw = noisy
@@ -188,6 +193,31 @@ def test_a_kernel_is_compared_in_sglangs_own_way_and_may_be_wrong_alone() -> Non
     assert set(proof.wrong) == {wrong}
     assert proof.errors["triton_sparse_mla"] == 0
     assert PROVEN_KERNEL not in vars(backend)
+    assert min(seen) > TOPK, "below it SGLang may take MHA, which would say nothing"
+    engine.runner.max_total_num_tokens = 1500
+    assert engine.prove().wrong.keys() == {"triton_sparse_mla", wrong}
+
+
+def test_a_kernel_that_did_not_run_was_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    engine, kernel = _Engine(), "triton_sparse_mla"
+    answers = SimpleNamespace(impls=frozenset({"fa3", kernel}))
+    backend = engine.runner.attn_backend
+    backend.dsa_prefill_impl, backend._nsa_tune_prefill = "fa3", SimpleNamespace(answers=answers)
+
+    assert engine.prove().wrong == {kernel: "it failed"}
+    assert "another kernel has run" in caplog.text
+
+
+def test_all_ranks_compare_the_same_kernels() -> None:
+    """One whose table is off would else leave the others waiting in their passes."""
+
+    class Second(Proving):
+        def from_first(self, value: Any) -> Any:
+            return ["triton_sparse_mla"] if type(value) is list else value
+
+    engine = _Engine()
+    engine.runner.attn_backend.dsa_prefill_impl = "fa3"
+    assert engine.prove(Second()).wrong == {"triton_sparse_mla": "it failed"}
 
 
 def test_sglang_itself_may_differ_from_run_to_run() -> None:
