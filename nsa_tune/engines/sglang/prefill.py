@@ -37,6 +37,9 @@ _UNION = f"{TRITON}_union4"
 _TRITONS = frozenset({TRITON, _UNION})
 _STEPS = 8
 """Shares of a selection that are told apart, rounded down: unions are taken a little late."""
+_FEW = 2048
+"""New tokens up to which nothing shared counts. Such a pass may wait for its host, for which a
+union is several launches more in each layer, and a start has timed none."""
 _SORTED_BYTES = 20
 """Scratch of a union for a query and key: sorted keys, their places, the union and its bits."""
 
@@ -232,10 +235,10 @@ class Prefill:
     ) -> str | None:
         """As `Answers.of` for a batch of these lengths."""
         asked = self.answers.asked(prefix_lens, extend_lens)
-        share = 0.0 if self.kept is None else self.kept.share
         proven = self._backend.__dict__.get(PROVEN_KERNEL)
         if asked is None:
             return None
+        share = 0.0 if self.kept is None or asked.q_tokens <= _FEW else self.kept.share
         return self.answers.of(asked, engine_mha=engine_mha, kept=share, proven=proven)
 
     def steer(self, forward_batch: Any) -> bool:

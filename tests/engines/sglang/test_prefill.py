@@ -429,6 +429,12 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
             look_at(backend, same)
 
     assert after[1] == (4 if "triton_sparse_mla_union4" in answers.impls else 0)
+    few = engine.batch([30720], [2048])
+    before = _kernel(engine, backend, few)
+    if backend._nsa_tune_prefill.kept is not None:
+        assert backend._nsa_tune_prefill.kept.share == 1
+        backend._nsa_tune_prefill.kept.share = 0.0
+    assert _kernel(engine, backend, few) == before, "its host may have more to do by unions"
 
 
 def test_a_kernel_is_compared_by_its_name_and_left_out_for_good(
