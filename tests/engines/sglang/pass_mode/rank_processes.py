@@ -42,7 +42,7 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
-from nsa_tune.engines.sglang.prefill import around_prefill
+from nsa_tune.engines.sglang.prefill import PROVEN_KERNEL, around_prefill
 from nsa_tune.engines.sglang.switch import Part
 from tests.engines.sglang.pass_mode.fakes import Dense, Hidden, Mode, Speculation, batch, original
 
@@ -153,7 +153,8 @@ class _Table:
     """The plug-in's own hand on prefill kernels, by a table that only this rank has."""
 
     def __init__(self, engine: _Engine) -> None:
-        self._engine, self._random = engine, engine.own
+        self._engine, self._random, self.kept = engine, engine.own, None
+        self.answers = SimpleNamespace(impls=frozenset({"fa3", "triton_sparse_mla"}))
         self.source = f"a table of process {os.getpid()}"
 
     @property
@@ -167,6 +168,8 @@ class _Table:
 
     def steer(self, forward_batch: Any) -> bool:
         self._engine.fail_later(Fault.HOOKS_FAIL)
+        backend = self._engine.attn_backend
+        backend.dsa_prefill_impl = vars(backend).get(PROVEN_KERNEL, "fa3")
         return True
 
 
@@ -179,7 +182,7 @@ class _Engine:
         self.scenario = scenario
         self.rank = rank
         self.tp_group = _Group(rank, scenario.ranks)
-        self.attn_backend = SimpleNamespace(dsa_index_topk=2048)
+        self.attn_backend = SimpleNamespace(dsa_index_topk=2048, dsa_prefill_impl="fa3")
         self.token_to_kv_pool = SimpleNamespace()
         self.spec_algorithm = Speculation.EAGLE if scenario.width > 1 else Speculation.NONE
         self.max_total_num_tokens = 60_000
