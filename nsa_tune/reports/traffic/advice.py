@@ -221,6 +221,8 @@ def _fleet(deployment: Deployment, traffic: Traffic, gpus: int) -> _Fleet:
     late, engines = any(run.engines > 1 for run in alone.runs), (1, 1)
 
     def load(engines: int, factor: float) -> float:
+        if engines == 1:
+            return alone.runs[0 if factor == 1 else 2].engines
         requests = deployment.requests(replace(traffic, engines=engines))
         return deployment.serve(requests, setups, factor).engines
 

@@ -44,7 +44,7 @@ _NEWEST = ".".join(map(str, releases.RELEASES[-1].last))
 _OVERLAPPED, _BETWEEN_S = (0, 5, 23), (0.003, 0.0002)
 """From one pass to the next, before and since a release: 0.5.17 took 2.8 to 3.6 ms, 0.5.23 0.2."""
 _SAMPLED = 1000  # requests tell which flags are fastest
-_read = lru_cache(maxsize=1)(read_requests)  # a trace is served several times
+_read = lru_cache(maxsize=1)(read_requests)  # deployments serve the same trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ class Deployment:
         )
         self.fits = self.memory is None or self.memory.fits
         """Whether it fits into memory, as far as that is known."""
+        self._requests: dict[Traffic, list[Arrival]] = {}
         self.chunk = launch.number("chunk") or 8192
         self.scheduler = SchedulerConfig(
             chunk_tokens=max(self.chunk // self.dp, 1),
@@ -202,9 +203,11 @@ class Deployment:
     def requests(self, traffic: Traffic) -> list[Arrival]:
         """What one engine, and of its data-parallel ranks one, gets of a trace."""
         assert traffic.trace is not None
-        served_here = _read(traffic.trace)[: traffic.requests : traffic.engines * self.dp]
-        faster = (r._replace(arrival_s=r.arrival_s / traffic.speed) for r in served_here)
-        return list(arrivals(faster, self.scheduler.pool_tokens))
+        if traffic not in self._requests:
+            served_here = _read(traffic.trace)[: traffic.requests : traffic.engines * self.dp]
+            faster = (r._replace(arrival_s=r.arrival_s / traffic.speed) for r in served_here)
+            self._requests[traffic] = list(arrivals(faster, self.scheduler.pool_tokens))
+        return self._requests[traffic]
 
     def _batches(self, traffic: Traffic) -> Iterable[tuple[Batch, float]]:
         dispatcher = self.passes.attention.dispatcher
