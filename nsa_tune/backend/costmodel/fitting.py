@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel, boxes, fit
-from nsa_tune.backend.costmodel.model_selection import Successes, selected
 from nsa_tune.backend.costmodel.residuals import Residuals
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, FeatureFunctions, Point, Setting
@@ -40,6 +39,14 @@ class Fitted:
     extent: Extent | None
     residuals: Mapping[int, Residuals]
     """By regime; none for a point whose models are not corrected."""
+
+
+class _Successes(NamedTuple):
+    """What an arm took on the batches of a regime, in columns."""
+
+    batches: list[str]
+    features: list[tuple[float, ...]]
+    times_us: list[float]
 
 
 class _Sample(NamedTuple):
@@ -73,7 +80,7 @@ def fitted(
     """
     samples = {text: _sample(point, features, text) for text in sorted({row.batch for row in rows})}
     gaps = _gaps(rows)
-    successes: dict[str, dict[int, Successes]] = {}
+    successes: dict[str, dict[int, _Successes]] = {}
     models: dict[str, dict[int, LatencyModel]] = {}
     failures: dict[str, Failures] = {}
     for arm, some in groupby(rows, attrgetter("arm")):
@@ -90,9 +97,9 @@ def fitted(
         if contexts
         else None
     )
-    if point.corrected:
-        return Fitted(models, failures, extent, _residuals(models, successes))
-    return Fitted(selected(point.questions, models, successes), failures, extent, {})
+    return Fitted(
+        models, failures, extent, _residuals(models, successes) if point.corrected else {}
+    )
 
 
 def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:
@@ -130,9 +137,9 @@ def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:
 
 def _successes(
     own: Iterable[Measurement], samples: Mapping[str, _Sample], arm: Arm, setting: Setting
-) -> dict[int, Successes]:
+) -> dict[int, _Successes]:
     """By regime. What lies behind a cliff would bend the model before it."""
-    by_regime: dict[int, Successes] = defaultdict(lambda: Successes([], [], []))
+    by_regime: dict[int, _Successes] = defaultdict(lambda: _Successes([], [], []))
     for row in own:
         text, time_us = row.batch, row.latency_us
         if row.status is not Status.OK or time_us is None:
@@ -147,7 +154,7 @@ def _successes(
 
 
 def _models(
-    successes: Mapping[int, Successes], gaps: Mapping[str, float], columns: Sequence[int]
+    successes: Mapping[int, _Successes], gaps: Mapping[str, float], columns: Sequence[int]
 ) -> dict[int, LatencyModel]:
     fitted = {
         regime: fit(features, times_us, list(map(gaps.__getitem__, batches)), columns)
@@ -158,7 +165,7 @@ def _models(
 
 def _residuals(
     models: Mapping[str, Mapping[int, LatencyModel]],
-    successes: Mapping[str, Mapping[int, Successes]],
+    successes: Mapping[str, Mapping[int, _Successes]],
 ) -> dict[int, Residuals]:
     places: dict[int, dict[str, tuple[float, ...]]] = defaultdict(dict)
     missed: dict[int, dict[str, dict[str, float]]] = defaultdict(dict)

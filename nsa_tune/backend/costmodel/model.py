@@ -32,8 +32,7 @@ _BELOW = 0.7
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """One arm's time in one regime, linear in the point's features: its own model, or another arm's
-    times a factor (`model_selection.py`)."""
+    """One arm's time in one regime, linear in the point's features."""
 
     weights: tuple[float, ...]
     """Microseconds for one of each feature; the last, positive, is for a batch without work."""

@@ -68,7 +68,7 @@ def test_numpy_where_it_is_loaded_already_computes_the_same(
     assert all(type(value) is float for value in found.values())
 
 
-def test_dense_mla_alone_is_corrected() -> None:
+def test_dense_mla_and_the_indexers_layout_alone_are_corrected() -> None:
     assert {point.name for point in POINTS.values() if point.corrected} == {
-        "dense_prefill", "dense_decode"
+        "dense_prefill", "dense_decode", "indexer_layout"
     }  # fmt: skip

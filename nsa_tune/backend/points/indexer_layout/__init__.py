@@ -40,4 +40,5 @@ INDEXER_LAYOUT = Point(
     grid=batches.grid,
     case=_case,
     sample=batches.sample,
+    corrected=True,
 )
