@@ -178,11 +178,9 @@ def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obje
     table = ranks.from_first(source_of(runner.attn_backend))
     first = ranks.rank == 0
     read = attempt("reading times of passes", _known, key) if first else None
-    known, own = ranks.from_first(read) or (None, False)
-    wanted = {
-        case.unmeasured(steering.choice.index_topk): case
-        for case in cases(runner, steering, {} if known is None else known.key)
-    }
+    known, own = ranks.from_first(read) or (PassTimes({}, ()), False)
+    topk = steering.choice.index_topk
+    wanted = {case.unmeasured(topk): case for case in cases(runner, steering, known.key)}
     asked = attempt("asking for the table's kernels", _kernels, runner, wanted) if first else None
     kernels = ranks.from_first(asked) or {}
     for time in [time for time in wanted if time.mode is PassMode.TABLE_KERNEL]:
@@ -190,17 +188,15 @@ def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obje
             del wanted[time]
     memory_mib = {"whole-pass graphs": captured_mib(runner.prefill_cuda_graph_runner)}
     time_some = partial(_measured, runner, steering, ranks)
-    if known is None:
-        measured = time_some([*wanted.values()])
-    else:
-        measured = _by_known(known, wanted, kernels, ranks, time_some, own=own)
+    measured = _by_known(known, wanted, kernels, ranks, time_some, own=own)
     return ranks.from_first(PassTimes(key, measured, table, memory_mib, kernels=kernels))
 
 
-def _known(key: Mapping[str, object]) -> tuple[PassTimes | None, bool]:
+def _known(key: Mapping[str, object]) -> tuple[PassTimes, bool] | None:
     """Times that may hold for this engine, and whether they are its own, which do."""
     own = remembered.load(key)
-    return own or prior(key), own is not None
+    known = own or prior(key)
+    return None if known is None else (known, own is not None)
 
 
 def _kernels(runner: Any, wanted: Mapping[PassTime, Case]) -> dict[str, str]:
