@@ -325,16 +325,18 @@ def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
 
 
 @pytest.mark.parametrize(
-    ("waits_s", "launched_s", "once_s", "passes", "took_us"),
+    ("mode", "waits_s", "launched_s", "once_s", "passes", "took_us"),
     [
-        (0.0, [1.0, 0.5, 0.25], 9.0, 3, (0.25e6, 0.25e6)),
-        (2.0, [1.0, 0.5, 0.25], 9.0, 2, (2.5e6, 0.5e6)),
-        (49.5, [1.0, 0.5], 9.0, 1, (50.5e6, 1e6)),
-        (0.0, [1.0, 0.5, 0.25], 0.4, 2, (0.5e6, 0.5e6)),
-        (0.0, [1.0, 0.5, 0.25], 0.6, 3, (0.25e6, 0.25e6)),
+        (ENGINE, 0.0, [1.0, 0.5, 0.25], 9.0, 3, (0.25e6, 0.25e6)),
+        (ENGINE, 2.0, [1.0], 9.0, 1, (3e6, 1e6)),
+        (DENSE, 2.0, [1.0, 0.5, 0.25], 9.0, 2, (2.5e6, 0.5e6)),
+        (DENSE, 14.5, [1.0, 0.5], 9.0, 1, (15.5e6, 1e6)),
+        (EAGER, 0.0, [1.0, 0.5, 0.25], 0.4, 2, (0.5e6, 0.5e6)),
+        (EAGER, 0.0, [1.0, 0.5, 0.25], 0.6, 3, (0.25e6, 0.25e6)),
     ],
 )
 def test_a_pass_that_the_gpu_takes_long_for_is_measured_once(
+    mode: PassMode,
     waits_s: float,
     launched_s: list[float],
     once_s: float,
@@ -358,7 +360,7 @@ def test_a_pass_that_the_gpu_takes_long_for_is_measured_once(
     made._forward_raw = forward
     monkeypatch.setattr("torch.cuda.synchronize", synchronize)
     batch = SimpleNamespace()
-    timed = module._timed_us(made, _steering(made), ENGINE, batch, once_us=once_s * 1e6)
+    timed = module._timed_us(made, _steering(made), mode, batch, once_us=once_s * 1e6)
 
     assert len(made.passes) == passes
     assert timed == pytest.approx(took_us)
