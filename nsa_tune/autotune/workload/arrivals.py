@@ -25,24 +25,11 @@ class Arrival(NamedTuple):
 
 
 def arrivals(requests: Iterable[TraceRequest], cache_tokens: int) -> Iterator[Arrival]:
-    """`requests`, which are in order of arrival, with a prefix cache of so many tokens."""
-    cache = _PrefixCache(cache_tokens)
+    """`requests`, which are in order of arrival, with a prefix cache of so many tokens: blocks of
+    512, the least recently used of which is evicted first."""
+    held, capacity = OrderedDict[Hashable, None](), cache_tokens // BLOCK
     for arrival_s, input_tokens, output_tokens, blocks in requests:
-        cached = min(cache.prefilled(blocks), input_tokens - 1) if blocks else 0
-        yield Arrival(arrival_s, input_tokens, output_tokens, cached)
-
-
-class _PrefixCache:
-    """Blocks of 512 tokens in the pool, the least recently used first."""
-
-    def __init__(self, tokens: int) -> None:
-        self._capacity = tokens // BLOCK
-        self._blocks: OrderedDict[Hashable, None] = OrderedDict()
-
-    def prefilled(self, blocks: tuple[Hashable, ...]) -> int:
-        """A request with these blocks is prefilled: how many leading tokens were cached. All of
-        its blocks are cached then, and others evicted."""
-        held, leading, cached = self._blocks, 0, True
+        leading, cached = 0, True
         for block in blocks:
             if block in held:
                 held.move_to_end(block)
@@ -50,6 +37,7 @@ class _PrefixCache:
             else:
                 held[block] = None
                 cached = False
-        while len(held) > self._capacity:
+        while len(held) > capacity:
             held.popitem(last=False)
-        return leading * BLOCK
+        cached_tokens = min(leading * BLOCK, input_tokens - 1)
+        yield Arrival(arrival_s, input_tokens, output_tokens, cached_tokens)

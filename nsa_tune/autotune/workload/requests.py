@@ -21,8 +21,7 @@ _LONGEST_LINE = 2**22  # bytes; a request of 10 million tokens has 20,000 ids of
 _MOST_INPUT, _MOST_OUTPUT = 2**24, 2**20
 _MOST_S = 1e11  # seconds from 1970, or from the trace's begin: three thousand years
 _NO_REQUEST = (
-    ArithmeticError, AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError,
-    csv.Error,
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error,
 )  # fmt: skip
 """What a line that is no request may come to."""
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -76,21 +75,18 @@ def _opened(path: Path) -> Iterator[TraceRequest]:
 
 
 def _requests(path: Path, first: str, others: Iterable[str]) -> Iterator[TraceRequest]:
-    lines: Iterable[tuple[int, str]] = enumerate(others, 2)
     if not first.strip():
         return
+    parse: Callable[[str], TraceRequest] = _simple if '"arrival_s"' in first else _mooncake
     if first.strip() == _AZURE:
-        parse: Callable[[str], TraceRequest] = _azure
-    elif first.lstrip().startswith("{"):
-        parse = _simple if '"arrival_s"' in first else _mooncake
-        lines = chain([(1, first)], lines)
-    else:
+        parse, first = _azure, ""
+    elif not first.lstrip().startswith("{"):
         raise UsageError(
             f"{path} is not a trace that nsa-tune reads: its first line is no JSON object and not "
             f"{_AZURE}"
         )
-    for number, line in lines:
-        if not line.isspace():
+    for number, line in enumerate(chain([first], others), 1):
+        if line.strip():
             try:
                 yield parse(line)
             except _NO_REQUEST as error:

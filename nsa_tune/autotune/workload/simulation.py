@@ -60,7 +60,7 @@ class Latencies:
 class Pass:
     """One forward pass, or several decode passes. `batch` refers to live state: call it at once."""
 
-    _running: _Running
+    _requests: _Requests
     _step: int
     start_s: float  # when the first begins, after the trace's first request
     lens: Sequence[tuple[int, int]] = ()
@@ -84,8 +84,8 @@ class Pass:
                 pairs += new * prefix + new * (new + 1) // 2
             self.sums = len(self.lens), tokens, tokens + prefixes, longest, pairs
         else:
-            running, next_n = self._running, self._running.engine.next_n
-            size, kv = len(running.heap), running.contexts(self._step)
+            held, next_n = self._requests, self._requests.engine.next_n
+            size, kv = len(held.heap), held.contexts(self._step)
             pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
             self.sums = size, size * next_n, kv, kv // size, pairs
 
@@ -93,10 +93,10 @@ class Pass:
         """The batch of the pass."""
         if self.lens:
             return Batch.extend([p for p, _ in self.lens], [n for _, n in self.lens])
-        next_n, kept = self._running.engine.next_n, self._running.engine.kept
+        next_n, kept = self._requests.engine.next_n, self._requests.engine.kept
         contexts = [
             request.input_tokens + floor((self._step - request.step) * kept) + next_n
-            for request in sorted(self._running.heap)
+            for request in sorted(self._requests.heap)
         ]
         return Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
 
@@ -111,11 +111,14 @@ class _Request(NamedTuple):
     output_tokens: int
 
 
-class _Running:
-    """The running requests."""
+class _Requests:
+    """Those that run, and those that wait for their prefill, or for the rest of it."""
 
     def __init__(self, engine: SchedulerConfig) -> None:
         self.engine = engine
+        self.waiting = deque[Arrival]()
+        self._computed = 0
+        """Tokens of the first waiting one that are in the pool besides the cached ones."""
         self.heap: list[_Request] = []
         self.reserved = 0
         """Tokens of the pool that they will have at their end."""
@@ -151,23 +154,13 @@ class _Running:
         """The sum of the context lengths in decode pass `step`."""
         return round(self._total + len(self.heap) * (step * self._kept))
 
-
-class _Waiting:
-    """The requests that wait for their prefill, or for the rest of it."""
-
-    def __init__(self, engine: SchedulerConfig) -> None:
-        self.queue: deque[Arrival] = deque()
-        self._chunk = engine.chunk_tokens
-        self._computed = 0
-        """Tokens of the first that are in the pool besides the cached ones."""
-
-    def fill(self, running: _Running, step: int) -> tuple[list[tuple[int, int]], list[Arrival]]:
+    def fill(self, step: int) -> tuple[list[tuple[int, int]], list[Arrival]]:
         """Fill a chunk: prefix and new tokens of each sequence, and requests that it ends."""
         lens: list[tuple[int, int]] = []
         ended: list[Arrival] = []
-        room = self._chunk
-        while self.queue and room > 0 and running.has_room(self.queue[0]):
-            request = self.queue[0]
+        queue, room = self.waiting, self.engine.chunk_tokens
+        while queue and room > 0 and self.has_room(queue[0]):
+            request = queue[0]
             prefix = request.cached_tokens + self._computed
             new = min(request.input_tokens - prefix, room)
             lens.append((prefix, new))
@@ -176,8 +169,8 @@ class _Waiting:
                 self._computed += new
                 break
             self._computed = 0
-            ended.append(self.queue.popleft())
-            running.add(request, step)
+            ended.append(queue.popleft())
+            self.add(request, step)
         return lens, ended
 
 
@@ -196,21 +189,20 @@ def simulated(
     `requests` may give None while nobody knows when the next one comes.
     """
     coming, upcoming = iter(requests), None
-    waiting, running = _Waiting(engine), _Running(engine)
-    latencies = latencies or Latencies()
-    queue, heap = waiting.queue, running.heap
+    held, latencies = _Requests(engine), latencies or Latencies()
+    queue, heap = held.waiting, held.heap
     first_s, late = dict[int, float](), list[tuple[int, float]]()
     now, spare_s, step, begun = 0.0, 0.0, 0, 0
     while (upcoming := upcoming or next(coming, None)) or queue or heap:
         while upcoming is not None and upcoming.arrival_s <= now:
             queue.append(upcoming)
             upcoming = next(coming, None)
-        extend = queue and running.has_room(queue[0])
+        extend = queue and held.has_room(queue[0])
         if upcoming is not None and not (extend or heap):
             now = upcoming.arrival_s
             continue
-        lens, ended = waiting.fill(running, step) if extend else ((), ())
-        forward = Pass(running, step, now, lens)
+        lens, ended = held.fill(step) if extend else ((), ())
+        forward = Pass(held, step, now, lens)
         forward.seconds = seconds(forward)
         if late:  # first tokens are handed over when the next pass has been launched
             handed_s = now + max(forward.launch_s - spare_s, forward.unqueued * forward.seconds)
@@ -222,7 +214,7 @@ def simulated(
         begun += len(late)
         if not extend:
             # When a request arrives that may run, the next pass is another one.
-            room = upcoming is not None and running.has_room(upcoming)
+            room = upcoming is not None and held.has_room(upcoming)
             until = upcoming.arrival_s if room and upcoming is not None else inf
             forward.steps = min(heap[0].last_step - step, most_steps)
             if until - now < forward.steps * forward.seconds:
@@ -230,7 +222,7 @@ def simulated(
             step += forward.steps
         yield forward
         now += forward.steps * forward.seconds
-        for over in () if extend else running.end(step):
+        for over in () if extend else held.end(step):
             gaps = over.output_tokens - 1
             latencies.ended_s[over.number] = now
             latencies.per_token_s += [(now - first_s.pop(over.number)) / gaps] if gaps else []
