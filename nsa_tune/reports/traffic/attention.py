@@ -102,9 +102,8 @@ class AttentionPrices:
         extend = batch.mode is Mode.EXTEND
         captured = replace(batch, captured=True) if graph else batch
         us = dict.fromkeys(setups or self.setups, 0.0)
-        steers = extend and PLUGIN in us
         changes = {setup: dict([answer]) for setup, answer in self.flags.items() if setup in us}
-        if steers:
+        if extend and PLUGIN in us:
             changes[PLUGIN] = self._steered_to(captured)
         for policy in self._policies[extend]:
             name = policy.point.name
@@ -128,7 +127,7 @@ class AttentionPrices:
                 if arm is None and setup == PLUGIN:
                     arm = usual
                 us[setup] += inf if arm is None else self._with_copies(setup, arm, step, timed[arm])
-        return Attention(us, self._dense_us(batch) if steers else None)
+        return Attention(us, self._dense_us(batch) if PLUGIN in changes else None)
 
     def _timed(self, policy: Policy, batch: Batch, arms: set[str]) -> dict[str, float] | None:
         """By allowed arm: microseconds of all layers; None where a pass lacks the step."""

@@ -26,7 +26,6 @@ from nsa_tune.reports.traffic.attention import (
     DECODE_FLAG,
     DEFAULT,
     FORCE_MQA,
-    PLUGIN,
     PREFILL_FLAG,
     AttentionPrices,
 )
@@ -185,7 +184,7 @@ class Deployment:
                 self.prices.of_batch(batch).count += round(weight)
             return []
         requests, self._fastest = self.requests(traffic), Setups(DEFAULT, DEFAULT)
-        compared = [name for name in self.passes.setups if name != PLUGIN]
+        *compared, _ = self.passes.setups  # all but the plug-in
         for part, setups in ((requests[:_SAMPLED], compared), (requests, [])):
             # Which passes run depends on their times. Those with the fastest flags are compared, so
             # that a flag has one price, in use or not.

@@ -116,9 +116,11 @@ def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | No
     """
     published = _published_for(setting)
     measured = _measured_for(setting, given, published)
-    if measured is None or published is None or any(map(_is_decode, measured.passes)):
+    if measured is None or published is None or measured.layers != published.layers:
         return measured
-    decodes = tuple(filter(_is_decode, published.passes)) * (measured.layers == published.layers)
+    if any(row.batch.mode is not Mode.EXTEND for row in measured.passes):
+        return measured
+    decodes = tuple(row for row in published.passes if row.batch.mode is not Mode.EXTEND)
     return replace(measured, passes=measured.passes + decodes)
 
 
@@ -144,10 +146,6 @@ def _published_for(setting: Setting) -> EnginePasses | None:
     alike = [passes for passes in fitting if passes.layers == layers]
     rows = tuple(row for passes in alike for row in passes.passes)
     return replace(alike[-1], source="; ".join(p.source for p in alike), passes=rows)
-
-
-def _is_decode(row: EnginePass) -> bool:
-    return row.batch.mode is not Mode.EXTEND
 
 
 @cache

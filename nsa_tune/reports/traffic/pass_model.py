@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import exp, log, log2, prod
 from statistics import median
-from typing import NamedTuple
 
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES, graph_size
+from nsa_tune.reports.traffic.engine_passes import EnginePass
 
 _ROUTED, _CHOSEN = 256, 8
 """Experts of a layer in DeepSeek V3.2 and GLM-5, and how many a token is sent to."""
@@ -28,18 +28,11 @@ _LAUNCHED = frozenset({PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER})
 _REACH = 0.5  # octaves within which a measured pass corrects the model
 _DOUBT = 0.2  # how much the correction is drawn to none, in measured passes
 
+Observed = tuple[EnginePass, float]
+"""A measured pass, with the attention that the table prices for it."""
 _Kind = tuple[PassMode, bool]  # the way of a pass, and whether it decodes
 _Place = tuple[float, float, float]
 """Where a pass is among others of its kind: octaves of new tokens, context and sequences."""
-
-
-class Observed(NamedTuple):
-    """A measured pass, with the attention that the table prices for it."""
-
-    batch: Batch
-    way: PassMode
-    us: float
-    attention_us: float
 
 
 class NonAttentionModel:
@@ -58,26 +51,26 @@ class NonAttentionModel:
         self._topk, self._scale, self._indexer_share = index_topk, scale, indexer_share
         self._launch_us: Mapping[tuple[bool, bool], float] = {}
         self._weights = self._fitted(
-            row
-            for row in observed
+            (row, attention_us)
+            for row, attention_us in observed
             if not is_launched(row.batch, row.way) or row.batch.q_tokens >= _LONG
         )
         gpu_bound, waited = [], defaultdict[tuple[bool, bool], list[float]](list)
-        for row in observed:
-            gpu_us = self._modelled(row.batch, row.way, row.attention_us)
+        for row, attention_us in observed:
+            gpu_us = self._modelled(row.batch, row.way, attention_us)
             if not host_us and is_launched(row.batch, row.way) and row.us > _HOST_BOUND * gpu_us:
                 waited[self._kind(row.batch, row.way)].append(row.us)
             else:
-                gpu_bound.append(row)
+                gpu_bound.append((row, attention_us))
         self._weights = self._fitted(gpu_bound)
         self._launch_us = host_us or {kind: median(times) for kind, times in waited.items()}
         self._residuals = defaultdict[_Kind, list[tuple[_Place, float]]](list)
-        for row in observed:
-            modelled_us = self._modelled(row.batch, row.way, row.attention_us)
+        for row, attention_us in observed:
+            modelled_us = self._modelled(row.batch, row.way, attention_us)
             kind, place = _place(row.batch, row.way)
             self._residuals[kind].append((place, log(row.us / modelled_us)))
         self._sizes, self._ranks = GRAPH_SIZES, ranks[1]
-        self.ways = frozenset(row.way for row in observed)
+        self.ways = frozenset(row.way for row, _ in observed)
         """Ways that were measured."""
         self._correction = lru_cache(maxsize=8)(self._correction_at)
 
@@ -102,11 +95,12 @@ class NonAttentionModel:
         return errors[int(quantile * (len(errors) - 1))]
 
     def _fitted(self, rows: Iterable[Observed]) -> tuple[float, ...]:
-        used = [row for row in rows if row.attention_us < row.us]
+        used = [(row, attention_us) for row, attention_us in rows if attention_us < row.us]
         columns = zip(
-            *([x / row.us for x in self._features(row.batch, row.way)] for row in used), strict=True
+            *([x / row.us for x in self._features(row.batch, row.way)] for row, _ in used),
+            strict=True,
         )
-        return fitted_weights(list(columns), [1 - row.attention_us / row.us for row in used])
+        return fitted_weights(list(columns), [1 - us / row.us for row, us in used])
 
     def _features(self, batch: Batch, way: PassMode) -> tuple[float, ...]:
         extend, tokens = batch.mode is Mode.EXTEND, batch.q_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import inf, log2
 from statistics import median
 from types import MappingProxyType
@@ -16,25 +15,25 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES, Choice, graph_size
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, Answers, Attention, AttentionPrices
 from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses, shipped_passes
-from nsa_tune.reports.traffic.pass_model import NonAttentionModel, Observed, is_launched
+from nsa_tune.reports.traffic.pass_model import NonAttentionModel, is_launched
 
 _MOST_ROWS = 512  # rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more
-Sums = tuple[int, int, int, int, int]
-"""Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs of a pass."""
 _QUEUED_LAYERS = 34  # that wait for the GPU at most, as CUDA queues 1024 launches: 31 to 38
 _FEWEST = 8
 _CELLS = 8  # passes share a price if their tokens and pairs lie in the same eighth of an octave
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PassPrice:
     """One pass."""
 
+    batch: Batch
     us: Mapping[str, float]
     """By setup; infinite where a setup cannot run it. Attention alone without a model of passes."""
     way: str  # how the plug-in runs it
     launch_us: tuple[float, float] = (0.0, 0.0)
     """What the host needs to launch it, without and with the plug-in."""
+    count: int = 0
 
 
 class PassPrices:
@@ -61,7 +60,7 @@ class PassPrices:
             # Attention is priced for the model's layers; the engine may have had fewer.
             share = measured.layers / setting.sharing
             observed = [
-                Observed(row.batch, row.way, row.us, us * share)
+                (row, us * share)
                 for row in measured.passes
                 if (us := self._attention_us(row)) is not None and us < inf
             ]
@@ -95,13 +94,13 @@ class PassPrices:
         graph = not extend or batch.q_tokens <= self.graph_tokens
         attention = self.attention.of(batch, graph=graph, given=self.given, setups=setups)
         if self.model is None:
-            return PassPrice(attention.us, PassMode.ENGINE)
+            return PassPrice(batch, attention.us, PassMode.ENGINE)
         way = PassMode.ENGINE if not extend or (graph and _padded(batch)) else PassMode.EAGER
         us = {setup: self.model.us(batch, way, taken) for setup, taken in attention.us.items()}
         steers = extend and graph and PLUGIN in us
         steered = self._steered(batch, us, attention) if steers else way
         launches = self.model.launch_us(batch, way), self.model.launch_us(batch, steered)
-        return PassPrice(us, steered, launches)
+        return PassPrice(batch, us, steered, launches)
 
     def _steered(self, batch: Batch, us: dict[str, float], attention: Attention) -> PassMode:
         """The plug-in's choice of a way; `us` gets what it takes."""
@@ -148,53 +147,40 @@ def _padded(batch: Batch) -> bool:
 
 
 @dataclass(slots=True)
-class PricedShape:
-    """Passes that are alike, with the price of the first."""
-
-    batch: Batch
-    price: PassPrice
-    count: int = 0
-
-
-@dataclass(slots=True)
 class PriceList:
-    """Prices that passes share: a sample of a trace's passes, one of each shape."""
+    """Prices that passes which are alike share: those of the first of each shape."""
 
     prices: PassPrices
-    shapes: dict[tuple[object, ...], PricedShape] = field(default_factory=dict)
+    shapes: dict[tuple[object, ...], PassPrice] = field(default_factory=dict)
     setups: Sequence[str] = ()
     """Those under which what is not in `shapes` yet is priced, with the default; else all."""
 
-    def of(self, forward: Pass) -> PricedShape:
+    def of(self, forward: Pass) -> PassPrice:
         """The shape of a simulated pass."""
         return self._shape(forward.is_extend, forward.sums, forward.batch)
 
-    def of_batch(self, batch: Batch) -> PricedShape:
+    def of_batch(self, batch: Batch) -> PassPrice:
         """The shape of a batch that ran."""
         sums = (batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs)
         return self._shape(batch.mode is Mode.EXTEND, sums, lambda: batch)
 
-    def _shape(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> PricedShape:
+    def _shape(self, extend: bool, sums: tuple[int, ...], batch: Callable[[], Batch]) -> PassPrice:
         """`batch` is called for the first pass of a shape."""
         key = _alike(extend, sums, self.prices.topk)
         shape = self.shapes.get(key)
         if shape is None:
             # A decode's many lengths hardly matter beside their sums, and take long to look at.
             first = batch() if extend else batch().sums
-            shape = self.shapes[key] = PricedShape(first, self.prices.of(first, self.setups))
+            shape = self.shapes[key] = self.prices.of(first, self.setups)
         return shape
 
 
-def _alike(extend: bool, sums: Sums, topk: int) -> tuple[object, ...]:
+def _alike(extend: bool, sums: tuple[int, ...], topk: int) -> tuple[object, ...]:
     """What passes that are alike have in common."""
     size, new, kv, longest, pairs = sums
     few = size if size <= 4 else int(_CELLS / 2 * log2(size)) + 4
     if not extend:
         return few, new // size, int(_CELLS * log2(kv))
-    return few, *_tokens(new), int(_CELLS * log2(pairs / new + 1)), longest > topk, kv == new
-
-
-@cache
-def _tokens(new: int) -> tuple[int, int]:
     # What fits into another graph takes another time.
-    return graph_size(new), int(_CELLS * log2(new))
+    graph, context = graph_size(new), int(_CELLS * log2(pairs / new + 1))
+    return few, graph, int(_CELLS * log2(new)), context, longest > topk, kv == new

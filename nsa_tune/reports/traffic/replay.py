@@ -19,7 +19,7 @@ from nsa_tune.reports.traffic.advice import measured_runs, notes_on, prices_deco
 from nsa_tune.reports.traffic.answer import does_not_fit
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
-from nsa_tune.reports.traffic.pass_prices import PricedShape
+from nsa_tune.reports.traffic.pass_prices import PassPrice
 from nsa_tune.reports.traffic.served import Setups, seconds_of
 
 _VIEW = "crossovers"  # the view that the page's script shows first; a replay has no other
@@ -109,14 +109,14 @@ def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated
     return row
 
 
-def _ways(extends: list[PricedShape]) -> list[Row]:
+def _ways(extends: list[PassPrice]) -> list[Row]:
     rows: dict[str, Row] = {}
     for shape in extends:
-        empty = {"way": shape.price.way, "passes": 0, "plug-in s": 0.0, "by default s": 0.0}
-        row = rows.setdefault(shape.price.way, empty)
+        empty = {"way": shape.way, "passes": 0, "plug-in s": 0.0, "by default s": 0.0}
+        row = rows.setdefault(shape.way, empty)
         row["passes"] += shape.count
         for column, setup in (("plug-in s", PLUGIN), ("by default s", DEFAULT)):
-            row[column] += shape.count * shape.price.us[setup] / 1e6
+            row[column] += shape.count * shape.us[setup] / 1e6
     return sorted(rows.values(), key=lambda row: -row["plug-in s"])
 
 

@@ -59,7 +59,7 @@ def served(
     latencies, end_s = latencies or Latencies(), 0.0
 
     def seconds(forward: Pass) -> float:
-        price = prices.of(forward).price
+        price = prices.of(forward)
         pass_us = price.us[setups.prefill if forward.is_extend else setups.decode]
         forward.launch_s = factor * price.launch_us[setups.prefill == PLUGIN] / 1e6
         forward.unqueued = prices.prices.unqueued * (forward.launch_s > 0)
@@ -87,4 +87,4 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 def seconds_of(prices: PriceList, setup: str, *, extend: bool) -> float:
     """Seconds of all counted passes of a kind under one setup."""
     kind = (one for one in prices.shapes.values() if (one.batch.mode == "extend") == extend)
-    return sum(one.count * one.price.us[setup] for one in kind if one.count) / 1e6
+    return sum(one.count * one.us[setup] for one in kind if one.count) / 1e6

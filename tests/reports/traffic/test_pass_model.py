@@ -185,8 +185,8 @@ def test_alike_passes_share_a_price() -> None:
 
     assert shapes[0] is shapes[1] is not shapes[2]
     for setup in listed.prices.setups:
-        few = PriceList(listed.prices, setups=(DEFAULT, setup)).of_batch(batches[0]).price.us
-        assert few == {name: shapes[0].price.us[name] for name in (DEFAULT, setup)}
+        few = PriceList(listed.prices, setups=(DEFAULT, setup)).of_batch(batches[0]).us
+        assert few == {name: shapes[0].us[name] for name in (DEFAULT, setup)}
 
 
 def test_a_decode_step_grows_with_its_sequences() -> None:
