@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import WITH_DP, WITH_POOL, Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import larger_tp, lines
+from nsa_tune.reports.traffic.deployment import Deployment
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
 from nsa_tune.reports.traffic.launch import Launch
 
@@ -59,49 +60,63 @@ def advise(
     """
     if words and len(words) == 1:  # a trace, as replay takes it
         trace, words = trace or Path(words[0]), None
-    options = replace(options, flags=f"{options.flags} {shlex.join(words or ())}")
+    options = options.with_flags(shlex.join(words or ()))
     launch = Launch.parse(str(engine), options.flags)
     if gpus is not None and launch.number("tp") is None and table.heads is None:
-        tp = f"{launch.name('tp')} {2 ** min(gpus.bit_length() - 1, 3)}"
-        options = replace(options, flags=f"{options.flags} {tp}")
+        options = options.with_flags(f"{launch.name('tp')} {2 ** min(gpus.bit_length() - 1, 3)}")
         launch = Launch.parse(str(engine), options.flags)
     table = table.named(launch)
     answer: dense_rules.DenseAdvice | Advice | GoalAnswer
     if family_of(table.model) == "mla":
         answer = dense_rules.advised(table.dense(launch, ttft_p90, tpot), str(engine))
-        unread = f" The trace is not read: passes of {table.model} are not priced."
-        answer = replace(answer, note=answer.note + unread * (trace is not None))
+        if trace is not None:
+            unread = f"The trace is not read: passes of {table.model} are not priced."
+            answer = replace(answer, note=f"{answer.note} {unread}")
         text = iter(answer.lines())
     else:
         goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
-        deployment = table.deployment(engine, options)
-        if gpus is not None and gpus < deployment.tp:
-            raise UsageError(f"--gpus {gpus} is too few: one engine takes {deployment.tp}")
-        traffic = options.traffic(trace)
-        other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
-        other = partial(table.deployment, engine, options, kv_dtype=other_kv)
-        beside = {f"{WITH_POOL} {other_kv}": other} if traffic.trace is not None else {}
-        if beside and gpus and engine is Engine.SGLANG and deployment.dp == 1:
-            # Each rank has all heads then, whatever --heads says of a split by them.
-            ranks = f"{launch.name('tp')} {deployment.tp} --dp {deployment.tp}"
-            ranked = replace(options, flags=f"{options.flags} {ranks} --enable-dp-attention")
-            beside[WITH_DP] = partial(replace(table, heads=None).deployment, engine, ranked)
-        if goal != Goal(None, None):
-            others = [] if deployment.kv_is_given else [other()]
-            with suppress(NoTunedData, UsageError):
-                others += [beside[WITH_DP]()] if WITH_DP in beside else []
-            answer = cheapest([deployment, *others], traffic, goal, gpus or 0)
-            text = goal_lines(answer)
-        else:
-            answer = advised(deployment, traffic, beside, gpus or 0)
-            text = lines(answer)
-            if deployment.memory and not deployment.fits and not json:  # what does, below
-                tp = f"{launch.name('tp')} {larger_tp(deployment.memory, launch)}"
-                more = replace(options, flags=f"{options.flags} {tp}")
-                with suppress(NoTunedData, UsageError):
-                    fitting = advised(replace(table, heads=None).deployment(engine, more), traffic)
-                    text = chain(text, ("", "What fits:"), lines(fitting))
+        answer, text = _priced(engine, options, table, trace, goal, gpus or 0)
     if json:
         print_document({**answer.document(), "left_out": [*launch.misspelled.values()]})
     else:
         typer.echo("\n".join(map(plain, (next(text), *launch.misspelled.values(), *text))))
+
+
+def _priced(
+    engine: Engine, options: EngineOptions, table: PricingOptions, trace: Path | None, goal: Goal,
+    gpus: int,
+) -> tuple[Advice | GoalAnswer, Iterator[str]]:  # fmt: skip
+    """The answer about a model whose passes are priced, and its lines."""
+    given, traffic = table.deployment(engine, options), options.traffic(trace)
+    if 0 < gpus < given.tp:
+        raise UsageError(f"--gpus {gpus} is too few: one engine takes {given.tp}")
+
+    def with_flags(more: str) -> Deployment:
+        # They say the heads of a rank, whatever --heads says.
+        return replace(table, heads=None).deployment(engine, options.with_flags(more))
+
+    other_kv = "fp8" if given.kv_dtype == "bf16" else "bf16"
+    with_pool = partial(table.deployment, engine, options, kv_dtype=other_kv)
+    beside: dict[str, Callable[[], Deployment]] = {f"{WITH_POOL} {other_kv}": with_pool}
+    tp = given.launch.name("tp")
+    if gpus and engine is Engine.SGLANG and given.dp == 1:
+        ranks = f"{tp} {given.tp} --dp {given.tp} --enable-dp-attention"
+        beside[WITH_DP] = partial(with_flags, ranks)
+    if traffic.trace is None:
+        beside = {}
+    if goal != Goal(None, None):
+        deployments = [given] if given.kv_is_given else [given, with_pool()]
+        with suppress(NoTunedData, UsageError):
+            deployments += [beside[WITH_DP]()] if WITH_DP in beside else []
+        found = cheapest(deployments, traffic, goal, gpus)
+        return found, goal_lines(found)
+    answer = advised(given, traffic, beside, gpus)
+
+    def text() -> Iterator[str]:
+        yield from lines(answer)
+        if given.memory is not None and not given.fits:
+            with suppress(NoTunedData, UsageError):
+                more = with_flags(f"{tp} {larger_tp(given.memory, given.launch)}")
+                yield from ("", "What fits:", *lines(advised(more, traffic)))
+
+    return answer, text()

@@ -89,6 +89,10 @@ class EngineOptions:
         ),
     ] = None
 
+    def with_flags(self, more: str) -> EngineOptions:
+        """With more flags of the engine."""
+        return replace(self, flags=f"{self.flags} {more}")
+
     def traffic(self, path: Path | None) -> Traffic:
         """What is served: a trace's requests, or a decision log's batches."""
         log = path if path is not None and is_decision_log(path) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -20,16 +20,18 @@ CHUNKS = (2048, 4096, 8192)
 """Chunk sizes that are tried besides the given one: those whose passes run as graphs."""
 _SAMPLED, _SHORTLISTED = 0.2, 2
 """Part of a trace that all candidates serve, and how many of them serve all of it."""
-_Parts = tuple[Traffic, Traffic]  # the first part of a trace, and all of it
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
     """Times that must not be exceeded, in seconds; None: any."""
 
-    ttft_p90_s: float | None  # of nine in ten requests, to the first token
-    tpot_s: float | None  # of an output token after the first, on average over the requests
-    factor: float = 1.0  # how many times their price passes take
+    ttft_p90_s: float | None
+    """Of nine in ten requests, to the first token."""
+    tpot_s: float | None
+    """Of an output token after the first, on average over the requests."""
+    factor: float = 1.0
+    """How many times their price passes take."""
 
     def excess(self, served: Served) -> float:
         """How many times its limit the worse of both takes; 1 or less holds the goal."""
@@ -61,7 +63,8 @@ class GoalAnswer:
     """The first where passes take longer by the model's error; None where it holds no goal."""
     source: str
     error: float
-    gpus: int  # the most that an answer may take; 0: any number
+    gpus: int
+    """The most that an answer may take; 0: any number."""
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
@@ -71,84 +74,85 @@ class GoalAnswer:
 
 def cheapest(
     deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, gpus: int = 0
-) -> GoalAnswer:  # fmt: skip
+) -> GoalAnswer:
     """The cheapest of `deployments`, with each chunk size and its best flags, that holds `goal`
     on `gpus`, if not 0. NoTunedData without whole passes of one whole model, beside which DP
     attention may be of a few layers; UsageError when none fits, or without a trace."""
     if traffic.trace is None:
         raise UsageError("a goal needs the requests of --trace")
-    intervals = f"intervals of times to first token: {measured_runs(deployments[0])}"
-    notes = *notes_on(deployments[0], traffic), intervals
+    runs = f"intervals of times to first token: {measured_runs(deployments[0])}"
+    notes = [*notes_on(deployments[0], traffic), runs]
     fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
         raise UsageError("none of these deployments fits into memory; use a larger --tp in --flags")
     whole = [deployment for deployment in fitting if deployment.exact]
     if not whole:
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
-    few = replace(traffic, requests=ceil(_SAMPLED * len(whole[0].requests(traffic))))
-    parts = few, traffic
     ranks = [one for one in fitting if one.model is not None and not one.exact and one.dp > 1]
-    groups = list[list[Deployment]]()
-    for group in (whole, ranks):
-        groups.append([])
-        for one in group:  # those of one share prices, and the flags that are best by them
-            one.count(few)
-            chunks = (chunk for chunk in CHUNKS if chunk != one.chunk)
-            groups[-1] += (one, *map(one.with_chunk, chunks))
-    ways = ((groups[0], False), (groups[0], True), (groups[1], False))
-    candidates = [_found(way, parts, goal, plugin, gpus) for way, plugin in ways if way]
-    by_ranks = candidates[2:]
-    candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
-    source, error, best = whole[0].source, whole[0].error, candidates[0]
-    if by_ranks:
-        notes = *notes, f"DP attention: {measured_runs(ranks[0])}; the plug-in leaves it alone"
-        error = ranks[0].error if best in by_ranks else error
-    slower, sure = replace(goal, factor=1 + error), None
+    few = replace(traffic, requests=ceil(_SAMPLED * len(whole[0].requests(traffic))))
+    plain = _Search(_with_chunks(whole, few), few, traffic, goal)
+    searches = [plain, replace(plain, plugin=True)]
+    if ranks:
+        searches.append(replace(plain, options=_with_chunks(ranks, few)))
+        notes.append(f"DP attention: {measured_runs(ranks[0])}; the plug-in leaves it alone")
+    found = [(search.found(gpus), search) for search in searches]
+    found.sort(key=lambda pair: (max(pair[0].excess, 1), pair[0].gpus))
+    best, search = found[0]
+    error, sure = search.options[0].error, None
     if best.excess <= 1:
-        options = groups[best in by_ranks]
-        sure = _found(options, parts, slower, best.plugin, gpus, fewest=best.engines)
-    return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, gpus, notes)
+        slower = replace(goal, factor=1 + error)
+        sure = replace(search, goal=slower).found(gpus, fewest=best.engines)
+    candidates, source = tuple(candidate for candidate, _ in found), whole[0].source
+    return GoalAnswer(goal, traffic.name, candidates, sure, source, error, gpus, tuple(notes))
 
 
-def _found(
-    options: Sequence[Deployment], parts: _Parts, goal: Goal, plugin: bool, gpus: int, *,
-    fewest: int = 1,
-) -> Candidate:  # fmt: skip
-    """The candidate with the fewest engines that holds the goal, else the nearest."""
-    best = cache(partial(_best, options, parts, goal, plugin))
-    most = max(gpus // options[0].tp, 1) if gpus else MOST_ENGINES
-    counts = range(fewest, most + 1)
-    at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
-    if at < len(counts):
-        return best(counts[at])
-    tried = [best(engines) for engines in sorted({1, 2, 4, 8, 16, 32, most}) if engines <= most]
-    least = min(candidate.excess for candidate in tried)
-    # More engines that come hardly nearer are not worth it.
-    return next(candidate for candidate in tried if candidate.excess <= 1.05 * least)
+def _with_chunks(deployments: Sequence[Deployment], few: Traffic) -> list[Deployment]:
+    """Each with every chunk size, which share prices, and the flags that are best by those."""
+    found = list[Deployment]()
+    for one in deployments:
+        one.count(few)
+        found += (one, *(one.with_chunk(chunk) for chunk in CHUNKS if chunk != one.chunk))
+    return found
 
 
-def _best(
-    options: Sequence[Deployment], parts: _Parts, goal: Goal, plugin: bool, engines: int
-) -> Candidate:
-    """Of all candidates with so many engines that farthest within the goal, or nearest."""
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks for the fewest engines among deployments of as many GPUs."""
 
-    def nearest(options: Sequence[Deployment], traffic: Traffic) -> list[tuple[Candidate, int]]:
-        every = (_candidate(option, traffic, goal, plugin, engines) for option in options)
-        return sorted(zip(every, range(len(options)), strict=True), key=lambda c: c[0].excess)
+    options: Sequence[Deployment]
+    few: Traffic
+    """The first part of the trace, which all options serve."""
+    traffic: Traffic
+    goal: Goal
+    plugin: bool = False
 
-    few, traffic = parts
-    shortlist = [options[i] for _, i in nearest(options, few)[:_SHORTLISTED]]
-    return nearest(shortlist, traffic)[0][0]
+    def found(self, gpus: int, *, fewest: int = 1) -> Candidate:
+        """The candidate with the fewest engines that holds the goal, else the nearest."""
+        best = cache(self._best)
+        most = max(gpus // self.options[0].tp, 1) if gpus else MOST_ENGINES
+        counts = range(fewest, most + 1)
+        at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
+        if at < len(counts):
+            return best(counts[at])
+        tried = [best(engines) for engines in sorted({1, 2, 4, 8, 16, 32, most}) if engines <= most]
+        least = min(candidate.excess for candidate in tried)
+        # More engines that come hardly nearer are not worth it.
+        return next(candidate for candidate in tried if candidate.excess <= 1.05 * least)
 
+    def _best(self, engines: int) -> Candidate:
+        """Of all options with so many engines that farthest within the goal, or nearest."""
+        few = [self._candidate(option, self.few, engines).excess for option in self.options]
+        order = sorted(range(len(few)), key=few.__getitem__)[:_SHORTLISTED]
+        every = [self._candidate(self.options[i], self.traffic, engines) for i in order]
+        return min(every, key=lambda candidate: candidate.excess)
 
-def _candidate(
-    option: Deployment, traffic: Traffic, goal: Goal, plugin: bool, engines: int
-) -> Candidate:
-    setups = Setups(PLUGIN, PLUGIN) if plugin else option.best_setups()
-    requests = option.requests(replace(traffic, engines=engines))
-    served = option.serve(requests, setups, goal.factor, keep=True)
-    command = option.launch.changed(flags_of(*setups)).command(option.served)
-    return Candidate(command, plugin, engines, engines * option.tp, served, goal.excess(served))
+    def _candidate(self, option: Deployment, traffic: Traffic, engines: int) -> Candidate:
+        setups = Setups(PLUGIN, PLUGIN) if self.plugin else option.best_setups()
+        requests = option.requests(replace(traffic, engines=engines))
+        served = option.serve(requests, setups, self.goal.factor, keep=True)
+        command = option.launch.changed(flags_of(*setups)).command(option.served)
+        gpus, excess = engines * option.tp, self.goal.excess(served)
+        return Candidate(command, self.plugin, engines, gpus, served, excess)
 
 
 def goal_lines(answer: GoalAnswer) -> Iterator[str]:
