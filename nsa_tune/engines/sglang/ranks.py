@@ -114,6 +114,10 @@ class Ranks:
         first: T = self._group.broadcast_object(value if self.rank == 0 else None, src=0)
         return first
 
+    def longest(self, value: float) -> float:
+        """The largest of all ranks' values; every rank must call it, in the same order."""
+        return value if self.count == 1 else max(self._group.all_gather_object(value))
+
 
 def _store() -> Any:
     return import_module("torch.distributed.distributed_c10d")._get_default_store()

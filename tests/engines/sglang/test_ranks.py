@@ -34,6 +34,9 @@ class _Group:
         self.sent.append((obj, src))
         return "rank 0's"
 
+    def all_gather_object(self, obj: float) -> list[float]:
+        return [obj, 7.0, 3.0]
+
 
 def _ranks(rank: int, world_size: int) -> tuple[Ranks, _Group]:
     group = _Group(rank, world_size)
@@ -45,6 +48,7 @@ def test_one_rank_asks_nobody() -> None:
 
     assert ranks.agree("anything", "yes")
     assert ranks.from_first("mine") == "mine"
+    assert ranks.longest(5.0) == 5.0
     assert group.sent == []
 
 
@@ -74,6 +78,7 @@ def test_others_send_nothing_of_their_own() -> None:
     first, second = _ranks(0, 2), _ranks(1, 2)
 
     assert [first[0].from_first("mine"), second[0].from_first("mine")] == ["rank 0's"] * 2
+    assert [first[0].longest(5.0), second[0].longest(9.0)] == [7.0, 9.0]
     assert (first[1].sent, second[1].sent) == ([("mine", 0)], [(None, 0)])
 
 

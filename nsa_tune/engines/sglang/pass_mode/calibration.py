@@ -21,8 +21,8 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES, timed_prefixes
 from nsa_tune.engines.sglang.prefill import changed
 
-MEASURED = 5
-"""Which passes are measured; part of the key, so that others are not taken for them."""
+MEASURED = 6
+"""Which passes are measured, and how; part of the key, so that others are not taken for them."""
 
 _CONTEXTS = (2048, 16384, 65536)
 """Keys before a few new tokens."""
@@ -248,7 +248,7 @@ def _timed_us(
     if the table's kernel is SGLang's own. One that takes longer than `once_us` is measured once.
 
     How often it runs follows from rank 0's clock and table: a rank that ran it once more would wait
-    in it for the others.
+    in it for the others. The slowest rank's launches count, as all wait for it within the pass.
     """
     import torch
 
@@ -258,7 +258,7 @@ def _timed_us(
             torch.cuda.synchronize()
             begin = time.perf_counter()
             runner._forward_raw(copy.copy(batch), None)
-            host_s = time.perf_counter() - begin
+            host_s = steering.ranks.longest(time.perf_counter() - begin)
             torch.cuda.synchronize()
             took_s = time.perf_counter() - begin
             same = mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend)

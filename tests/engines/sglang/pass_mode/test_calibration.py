@@ -366,6 +366,23 @@ def test_a_pass_that_the_gpu_takes_long_for_is_measured_once(
     assert timed == pytest.approx(took_us)
 
 
+def test_a_pass_in_which_all_wait_for_the_slowest_rank_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four ranks it launched in 42 ms what rank 0 did in 32, and all took 42."""
+    now_s, made = [0.0], _runner()
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: now_s.__setitem__(0, now_s[0] + 0.01))
+    monkeypatch.setattr(Alone, "longest", lambda ranks, value: value + 0.01)
+
+    made._forward_raw = lambda *given: now_s.__setitem__(0, now_s[0] + 0.032)
+    found = measure(made, _steering(made), [module.Case(ENGINE, 64, 16384, (64,))])
+
+    assert found[0].waits
+    # Shorter passes take as long, so that another way may be known to be faster.
+    assert PassTimes({}, found).reaches(8, selects=True)
+
+
 def test_an_eager_pass_is_hopeless_beside_a_faster_way(monkeypatch: pytest.MonkeyPatch) -> None:
     made, limits = _runner(), []
 

@@ -355,6 +355,7 @@ def test_the_ranks_are_where_they_are_looked_for(wheel: Wheel) -> None:
     assert group is not None
     broadcast = _arguments(wheel, _GROUPS, "GroupCoordinator.broadcast_object")
     assert broadcast[:3] == ["self", "obj", "src"]
+    assert _arguments(wheel, _GROUPS, "GroupCoordinator.all_gather_object") == ["self", "obj"]
 
 
 def test_dp_attention_is_seen(wheel: Wheel) -> None:
