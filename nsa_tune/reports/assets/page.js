@@ -190,7 +190,7 @@
     const curveWords = caption(
       curves,
       `Time${line.label ? `, ${line.label}` : ""}. Bands: 95 % intervals. ` +
-        `Vertical lines: crossovers, dotted where a limit ends a choice. ${line.note}`,
+        `Vertical lines: crossovers, dotted where a limit ends a choice.`,
     );
     const rows = {
       estimates: unpack(line.estimates), measured: measured(cells, line), edges: unpack(line.edges),
@@ -211,7 +211,7 @@
   function measured(cells, line) {
     return cells.filter((cell) => cell.y === line.y).flatMap((cell) => {
       const best = Math.min(...cell.times.map((time) => time.us));
-      return cell.times.filter(({ us }) => us <= (line.most ?? us)).map((time) => ({
+      return cell.times.map((time) => ({
         ...time, x: cell.x, over: `${(time.us / best).toPrecision(3)}x`,
       }));
     });

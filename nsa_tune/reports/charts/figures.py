@@ -18,7 +18,6 @@ from nsa_tune.reports.charts.rows import (
     map_rows,
     map_size,
 )
-from nsa_tune.reports.charts.spikes import calm_curves
 from nsa_tune.reports.charts.theme import SCHEMA, Spec, with_rows
 from nsa_tune.reports.charts.winner_map import winner_map
 
@@ -88,11 +87,10 @@ def _overview(section: Section, question: QuestionReport, lines: Sequence[Line])
     facet = facet_of(chosen)
     by_batch = {cell.batch: cell for cell in question.cells}
     cells = [row for row in map_rows(map_cells(by_batch, lines)) if row["facet"] == facet]
-    shown = calm_curves(curve_rows(question, chosen))
     left = with_rows(
         winner_map(*axis_titles(lines), question.measured, *map_size(cells)), {"cells": cells}
     )
-    right = with_rows(line_curves(question, lines), shown.rows)
+    right = with_rows(line_curves(question, lines), curve_rows(question, chosen))
     return {
         "$schema": SCHEMA,
         "params": left.pop("params"),
@@ -105,9 +103,7 @@ def _overview(section: Section, question: QuestionReport, lines: Sequence[Line])
             {**left, "title": _caption(
                 f"Fastest{_where(facet)}. Hatched: no other is allowed. Number: 2nd / 1st"
             )},
-            {**right, "width": 420, "title": _caption(
-                f"Time{_where(chosen.slice.label)}. {shown.note}".rstrip(" .")
-            )},
+            {**right, "width": 420, "title": _caption(f"Time{_where(chosen.slice.label)}")},
         ],
         "spacing": 40,
         # Each panel has its own scales; the first one's legend names the colours of both.

@@ -15,7 +15,6 @@ from nsa_tune.reports.charts.rows import (
     map_size,
     time_rows,
 )
-from nsa_tune.reports.charts.spikes import calm_curves
 from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.charts.winner_map import winner_map
 
@@ -42,17 +41,15 @@ def line_panel(question: QuestionReport, lines: tuple[Line, ...]) -> dict[str, A
 
 
 def _line(question: QuestionReport, line: Line) -> dict[str, Any]:
-    shown = calm_curves(curve_rows(question, line))
-    estimates = sorted(shown.rows["estimates"], key=lambda row: (row["choice"], row["x"]))
+    rows = curve_rows(question, line)
+    estimates = sorted(rows["estimates"], key=lambda row: (row["choice"], row["x"]))
     return {
         "facet": facet_of(line),
         "y": line.slice.fixed[-1][1],
         "label": line.slice.label,
         "sentence": line.summary,
-        "most": shown.most,
-        "note": shown.note,
         "estimates": _columns(estimates),
-        "edges": _columns(shown.rows["edges"]),
+        "edges": _columns(rows["edges"]),
     }
 
 
