@@ -284,12 +284,12 @@ def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> Non
 def test_one_figure_says_how_sure_the_intervals_are(advise: Any, trace: str) -> None:
     out = advise("--trace", trace, "--flags", FP8).out
 
-    rows = re.findall(r"^Interval (.*): all passes \d+% .*; 9 of 24 measured runs", out, re.M)
+    rows = re.findall(r"^Interval (.*): all passes \d+% .*; 30 of 46 measured runs", out, re.M)
     assert ", ".join(rows).count("as given") == 1
     assert "with a pool in bf16" in rows[1]
     assert "never ran with more than two ranks" in out
     dp = advise("--trace", trace, "--flags", f"{FP8} --dp 8 --enable-dp-attention").out
-    assert "longer; 5 of 40 measured runs were inside, most others slower" in dp
+    assert "longer; 8 of 60 measured runs were inside, most others slower" in dp
 
 
 def test_the_release_that_is_assumed_is_told(advise: Any) -> None:
