@@ -105,6 +105,11 @@ class _Group:
         dist.broadcast_object_list(objects, src=src)
         return objects[0]
 
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        objects = [None] * self.world_size
+        dist.all_gather_object(objects, obj)
+        return objects
+
 
 class _Event:
     """A clock by which decode graphs may lose."""
