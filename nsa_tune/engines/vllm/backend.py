@@ -24,7 +24,7 @@ from nsa_tune.engines.vllm.priced import priced, priced_dense
 from nsa_tune.engines.vllm.ranks import agreed
 
 DENSE_MLA = "NSA_TUNE_DENSE_MLA"
-"""Environment variable: 1 steers dense MLA too, which no GPU has shown to work yet."""
+"""Environment variable: 1 steers dense MLA too. Asking slows steps that wait for the host."""
 
 
 def around_init(

@@ -8,9 +8,11 @@
   merged (mla_attention.py, 0.33: 3227-3303). The arm mha/fa3_merged measures that. Where a table
   has no times of it, an assumption is added to the times of one call.
 - Tokens that leave the decode kernel for flashmla_sparse cost the host more launches in each layer.
+- MHA of dense MLA puts keys together by two copies, where the table has one kernel
+  (mla_attention.py, 0.33: 2931-2964; one kernel too for 128 heads beside FlashInfer).
 
 The numbers are assumptions on the careful side: a memory that moves 1 TB/s, and launches as slow as
-a host without CUDA graphs makes them.
+a host without CUDA graphs makes them. Those of dense MLA were measured (docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -33,6 +35,12 @@ LAUNCH_US = 10.0
 LEAVING_US = 200.0
 """The launches of a layer that attends by flashmla_sparse and not by the decode kernel. In a step
 that waits for the host they count in full."""
+DENSE_MHA_US = 300.0
+"""The launches of a layer whose short extends take MHA, in full: six layers that waited for an
+H200's host took 100 to 375 us more each, about 300 with a prefix or decodes."""
+_COPY_US = 0.25e-3
+"""What two copies take longer than one kernel for a head of one key: 0.22 ns on an H200 at 128
+heads, 0.20 at 64, 0.18 at 16."""
 _BYTES_A_US = 1e6
 _MERGED = "mha/fa3_merged"
 
@@ -84,7 +92,8 @@ def priced_dense(dispatcher: Dispatcher, layers: int) -> Dispatcher:
         # Under one name: the model of one call, fitted to prompts alone, answers for prefixes too.
         if row.arm != ("mha/sgl_fa3_merged" if batch.prefix_tokens else "mha/sgl_fa3"):
             return None
-        return slower(replace(row, arm="mha/sgl_fa3"), LAUNCH_US)
+        copies_us = _COPY_US * batch.kv_tokens * setting.heads
+        return slower(replace(row, arm="mha/sgl_fa3"), DENSE_MHA_US + copies_us)
 
     return with_costs(dispatcher, "dense_prefill", setting, pricing)
 
