@@ -34,8 +34,9 @@ _EAGER = (
 _WHOLE, _MERGED = "mha/sgl_fa3", "mha/sgl_fa3_merged"
 _NOTES = {
     "sglang": f"Attention alone. {THRESHOLD} is read without a graph only. `full` gives wrong "
-    "answers behind cached tokens: by SGLang's source it is captured as if there were none.",
-    "vllm": "Attention alone. The plug-in lowers the threshold for a step, where it is asked to.",
+    "answers behind cached tokens: on an H200 they stayed when the last of these tokens changed.",
+    "vllm": "Attention alone. vLLM's MHA also copies keys and launches more: small steps that took "
+    "it took longer. The plug-in lowers the threshold for a step, where it is asked to.",
 }
 
 Path = Callable[[Batch], str]
