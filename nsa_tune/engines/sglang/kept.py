@@ -16,8 +16,8 @@ _FEWEST = 512
 """New tokens of a sequence that is looked at, at least: with fewer no union is worth it."""
 _LAYERS, _SPACING = 3, 5
 """Layers of a pass that are looked at, and every how many."""
-_LATER = 4
-"""Prefills after which a sample is read: by then it has long been copied, on every rank."""
+_LATER = 2
+"""Prefills after which a sample is read: SGLang has that pass's output by then, on any rank."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -27,8 +27,8 @@ class Kept:
     def __init__(self, topk: int) -> None:
         self._topk, self._passes, self._layer = topk, 0, 0
         self._begun = self._read_at = 0
-        self._rows: tuple[int, float] | None = None
-        """First query of the samples of this pass, and the mean of their keys."""
+        self._rows: list[tuple[int, float]] = []
+        """First query of each sample of this pass, and the mean of their keys."""
         self._waiting: list[tuple[Any, Any, float]] = []
         """How many keys they share, on its way to the host; the event after it; their keys."""
         self._shares: deque[float] = deque(maxlen=2 * _LAYERS)
@@ -59,28 +59,31 @@ class Kept:
             early = max(2 * self._topk - prefix, 0)
             if (room := new - early - _ROWS) > widest:
                 widest = room
-                at = early + int(room * (self._passes * _GOLDEN % 1.0))
-                self._rows = first + at, prefix + at + _ROWS / 2
+                # Each layer elsewhere: what queries of one place share says little of the others.
+                turns = range(self._passes * _LAYERS, (self._passes + 1) * _LAYERS)
+                at = [early + int(room * (turn * _GOLDEN % 1.0)) for turn in turns]
+                self._rows = [(first + row, prefix + row + _ROWS / 2) for row in at]
             first += new
-        self._passes += self._rows is not None
+        self._passes += bool(self._rows)
         if len(self._shares) > _LAYERS and self._passes % 2:
-            self._rows = None
+            self._rows = []
         self._read_at = self._begun + _LATER
 
     def end(self) -> None:
         """What runs from now on is another pass."""
-        self._rows, self._layer = None, 0
+        self._rows, self._layer = [], 0
 
     def look(self, indices: Any) -> None:
         """A layer attends by `indices`, [rows, topk] int32 with -1 for none."""
-        if self._rows is None or indices is None:
+        if not self._rows or indices is None:
             return
         self._layer += 1
         if self._layer % _SPACING or len(self._waiting) == _LAYERS:
             return
         import torch
 
-        some = indices[self._rows[0] : self._rows[0] + _ROWS]
+        first, keys = self._rows[len(self._waiting)]
+        some = indices[first : first + _ROWS]
         captures = indices.is_cuda and torch.cuda.is_current_stream_capturing()
         if captures or some.shape != (_ROWS, self._topk):
             return
@@ -92,4 +95,4 @@ class Kept:
             shared = host.copy_(shared, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        self._waiting.append((shared, event, self._rows[1]))
+        self._waiting.append((shared, event, keys))

@@ -35,7 +35,7 @@ PROVEN_KERNEL = "_nsa_tune_proven_kernel"
 """An attribute of the backend while a start compares a kernel: its arm's name."""
 _UNION = f"{TRITON}_union4"
 _TRITONS = frozenset({TRITON, _UNION})
-_STEPS = 8
+_STEPS = 16
 """Shares of a selection that are told apart, rounded down: unions are taken a little late."""
 _FEW = 2048
 """New tokens up to which nothing shared counts. Such a pass may wait for its host, for which a
