@@ -28,7 +28,7 @@ class Kept:
         self._topk, self._passes, self._layer = topk, 0, 0
         self._begun = self._read_at = 0
         self._rows: list[tuple[int, float]] = []
-        """First query of each sample of this pass, and the mean of their keys."""
+        """First query of each sample of this pass, each elsewhere, and the mean of their keys."""
         self._waiting: list[tuple[Any, Any, float]] = []
         """How many keys they share, on its way to the host; the event after it; their keys."""
         self._shares: deque[float] = deque(maxlen=2 * _LAYERS)
@@ -59,7 +59,6 @@ class Kept:
             early = max(2 * self._topk - prefix, 0)
             if (room := new - early - _ROWS) > widest:
                 widest = room
-                # Each layer elsewhere: what queries of one place share says little of the others.
                 turns = range(self._passes * _LAYERS, (self._passes + 1) * _LAYERS)
                 at = [early + int(room * (turn * _GOLDEN % 1.0)) for turn in turns]
                 self._rows = [(first + row, prefix + row + _ROWS / 2) for row in at]
