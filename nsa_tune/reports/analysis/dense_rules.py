@@ -29,7 +29,7 @@ _NEW = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 _ABSORBED = {"sglang": "mla/fa3", "vllm": "mla/fa3_paged"}
 _EAGER = (
     "Not ranked: without a graph a pass waits for its launches, which is not counted. In the one "
-    "engine that ran first tokens took up to three times as long (docs/gains.md): keep the graphs."
+    "engine that ran first tokens took up to five times as long (docs/gains.md): keep the graphs."
 )
 _WHOLE, _MERGED = "mha/sgl_fa3", "mha/sgl_fa3_merged"
 _NOTES = {
