@@ -12,7 +12,6 @@ from nsa_tune.backend.libraries.limits import (
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 
-_TOPK = 2048
 _TRITON_HEADS = 32
 _UNION = 4
 
