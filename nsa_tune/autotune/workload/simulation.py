@@ -138,7 +138,7 @@ class _Requests:
         """A request begins to decode in pass `step`."""
         self._total += request.input_tokens + self._next_n - step * self._kept
         self.reserved += request.input_tokens + request.output_tokens
-        last = step + ceil(request.output_tokens / self._kept)
+        last = step + max(ceil((request.output_tokens - 1) / self._kept), 1)  # prefills give one
         heappush(self.heap, _Request(last, self._begun, step, *request[1:3]))
         self._begun += 1
 
