@@ -282,7 +282,7 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
 def measured_runs(deployment: Deployment) -> str:
     """What intervals are, and how many measured runs of traces were inside (docs/replay.md)."""
     runs = f"no trace was measured with {deployment.heads} heads on a GPU"
-    if inside := {16: "30 of 46", 128: "8 of 60"}.get(deployment.heads):
+    if inside := {16: "30 of 46", 128: "38 of 60"}.get(deployment.heads):
         runs = f"{inside} measured runs were inside, most others slower"
     few = deployment.measured is not None and not deployment.exact
     least = "; a few layers in one GPU, scaled to the whole model: the least certain"

@@ -42,6 +42,7 @@ _POOL_TOKENS = 2**20  # tokens of the KV pool where memory is not known
 _NEWEST = ".".join(map(str, releases.RELEASES[-1].last))
 _OVERLAPPED, _BETWEEN_S = (0, 5, 23), (0.003, 0.0002)
 """From one pass to the next, before and since a release: 0.5.17 took 2.8 to 3.6 ms, 0.5.23 0.2."""
+_SCALED = 0.18  # one in four traces predicted from engines of a few layers took longer by more
 _SAMPLED = 1000  # requests tell which flags are fastest
 _read = lru_cache(maxsize=1)(read_requests)  # deployments serve the same trace
 
@@ -100,8 +101,7 @@ class Deployment:
         # Ranks of DP attention have all heads; SGLang counts them among TP's.
         local, said = (all_heads, "--dp") if self.dp > 1 else (tp and all_heads // tp, "--tp")
         self.heads = _agreed("--heads", heads, local, said) or all_heads
-        ranks = self.dp if launch.engine == "sglang" else 1
-        self.tp = tp or max(ranks, all_heads // self.heads)
+        self.tp = tp or max(self.dp if launch.engine == "sglang" else 1, all_heads // self.heads)
         if tp is None and self.tp > 1:
             launch = launch.changed({tp_flag: str(self.tp)})
         if kv_dtype is not None and launch.kv_dtype is None:
@@ -118,11 +118,11 @@ class Deployment:
         """Prices whole passes, fitted to measured ones; None where attention alone is priced."""
         sources = [dispatcher.source, *([self.measured.source] if self.measured else [])]
         self.source = re.sub(r"T\d\d:\d\d:[^;]*", "", "; ".join(sources))
-        self.error = 0.0 if self.model is None else self.model.error()
-        """What one in four measured passes is off by more than."""
         layers = 0 if self.measured is None else self.measured.layers
         self.exact = self.model is not None and 2 * layers > self.setting.sharing
         """Whether whole passes are those of a whole model, and not of a few layers."""
+        self.error = max(self.model.error(), _SCALED * (not self.exact)) if self.model else 0.0
+        """What one in four measured passes, or traces, is off by more than."""
         self.memory = memory_of(
             self.setting, model, tp=self.tp, dp=self.dp, static_fraction=launch.fraction
         )

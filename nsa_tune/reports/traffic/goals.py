@@ -163,7 +163,7 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
         beyond = " (beyond the goal)" * (candidate.excess > 1)
         text = f"{_how(candidate)}: {_times(candidate)}{beyond}"
         yield from (text, f"    {candidate.command}", "")
-    yield f"Priced by: {answer.source}; one in four measured passes is over {answer.error:.0%} off"
+    yield f"Priced by: {answer.source}; one in four measured times is over {answer.error:.0%} off"
     yield "Not sure, or not counted:"
     yield "- engines take requests in turn: a router that follows prefixes does better"
     yield "- tried: chunks of 2048, 4096 and 8192; both KV formats where none is given"
