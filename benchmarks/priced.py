@@ -149,9 +149,9 @@ def _engine(document: Mapping[str, Any], configuration: Mapping[str, Any]) -> De
         return None
     impl, chunk = configuration.get("prefill_impl"), configuration.get("chunk")
     words = [f"--dsa-prefill-backend {impl}"] if impl else []
-    if (ranks := document["options"].get("ep", 1)) > 1:  # of attention DP: each has part of a chunk
+    if (ranks := max(document["options"].get(one) or 1 for one in ("ep", "real_dp"))) > 1:
         words.append(f"--tp {ranks} --dp {ranks} --enable-dp-attention")
-        chunk = ranks * (chunk or 8192)
+        chunk = ranks * (chunk or 8192)  # ranks of attention DP have a part each
     words += [f"--chunked-prefill-size {chunk}"] if chunk else []
     words += [] if configuration.get("prefill_graph", True) else ["--disable-prefill-cuda-graph"]
     options, version = document["options"], document["versions"].get("sglang")
