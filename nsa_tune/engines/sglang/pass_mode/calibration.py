@@ -51,10 +51,10 @@ _SMALLEST = 64
 """Smaller graphs are not measured: all of them wait for the host."""
 _WARM_UPS, _REPEATS = 1, 2
 _GPU_BOUND, _AT_ONCE = 1.3, 15.0
-"""A pass that takes so many times what launching it takes is measured once; without a warm-up in
-SGLang's own graphs, or if it takes so many times it: what a first launch does besides, such as
-compiling, takes the host as long. 52 such passes of two starts (61 layers, H200) took 2.3 % less to
-2.1 % more than the next time."""
+"""A pass that takes so many times what launching it takes is measured once; without a warm-up if it
+takes so many times what a first launch did besides, such as compiling: in SGLang's own graphs all
+beyond the least that one took before, else all of it. 41 such passes of two starts (61 layers,
+H200) were within 2.1 % of the next times; nothing was compiled in them."""
 _HOPELESS = 1.5
 """An eager pass is measured once if it takes so many times another way, of whose time it must save
 a quarter (choice.py)."""
@@ -110,7 +110,7 @@ class _Sizes:
 
 def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[PassTime]:
     """Measure the cases in `runner`, SGLang's ModelRunner."""
-    times = []
+    times: list[PassTime] = []
     most = index_topk_of(runner.attn_backend)
     least_us: dict[tuple[int, tuple[int, ...]], float] = {}
     with made_up.no_events_left(runner):
@@ -120,7 +120,9 @@ def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[Pass
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
             once_us = _HOPELESS * least_us.get(at, inf) if case.mode is PassMode.EAGER else inf
             with made_up.page_tables(runner, [case.longest] * count):
-                took_us = _timed_us(runner, steering, case.mode, batch, once_us)
+                before = [one.host_us or 0.0 for one in times if one.mode is case.mode in _USUAL]
+                launch_us = min(before, default=0.0)
+                took_us = _timed_us(runner, steering, case.mode, batch, once_us, launch_us)
             if took_us is not None:
                 pass_us, host_us = took_us
                 least_us[at] = min(pass_us, least_us.get(at, inf))
@@ -242,10 +244,11 @@ def _lens(q_tokens: int, most: int) -> tuple[int, ...]:
 
 
 def _timed_us(
-    runner: Any, steering: Steering, mode: PassMode, batch: Any, once_us: float = inf
+    runner: Any, steering: Steering, mode: PassMode, batch: Any, once_us: float, launch_us: float
 ) -> tuple[float, float] | None:
     """Least microseconds of a pass, and until the host had launched it, from its first call; None
     if the table's kernel is SGLang's own. One that takes longer than `once_us` is measured once.
+    Launching takes `launch_us` at least.
 
     How often it runs follows from rank 0's clock and table: a rank that ran it once more would wait
     in it for the others. The slowest rank's launches count, as all wait for it within the pass.
@@ -258,13 +261,15 @@ def _timed_us(
             torch.cuda.synchronize()
             begin = time.perf_counter()
             runner._forward_raw(copy.copy(batch), None)
-            host_s = steering.ranks.longest(time.perf_counter() - begin)
+            host_s = time.perf_counter() - begin
             torch.cuda.synchronize()
             took_s = time.perf_counter() - begin
+            # Not before: what asking the others takes is no part of the pass.
+            host_s = steering.ranks.longest(host_s)
             same = mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend)
             # The GPU repeats its times within a percent; a host may be up to half off.
-            bound = _GPU_BOUND if i >= _WARM_UPS or mode in _USUAL else _AT_ONCE
-            enough = same or took_s > bound * host_s
+            besides_s = 0.0 if i >= _WARM_UPS else host_s - launch_us / 1e6
+            enough = same or took_s > max(_GPU_BOUND * host_s, _AT_ONCE * besides_s)
             enough = enough or (i >= _WARM_UPS and took_s * 1e6 > once_us)
             enough = steering.ranks.from_first(enough)
             if (i >= _WARM_UPS or enough) and not same:
