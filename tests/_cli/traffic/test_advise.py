@@ -287,7 +287,7 @@ def test_one_figure_says_how_sure_the_intervals_are(advise: Any, trace: str) -> 
     rows = re.findall(r"^Interval (.*): all passes \d+% .*; 30 of 46 measured runs", out, re.M)
     assert ", ".join(rows).count("as given") == 1
     assert "with a pool in bf16" in rows[1]
-    assert "never ran with more than two ranks" in out
+    assert "never ran with more than four ranks" in out
     dp = advise("--trace", trace, "--flags", f"{FP8} --dp 8 --enable-dp-attention").out
     assert "longer; 38 of 60 measured runs were inside, most others slower" in dp
 
