@@ -180,6 +180,26 @@ def test_without_vl_convert_the_page_is_written_and_stderr_says_what_is_missing(
     assert "<table>" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "begins"),
+    [
+        ("r.html", (), "<!doctype html>"),
+        ("R.HTML", (), "<!doctype html>"),
+        ("r.md", (), "# nsa-tune"),
+        ("r.json", (), "{"),
+        ("r.html", ("--format", "json"), "{"),
+        ("r.txt", (), "NVIDIA H100"),
+    ],
+)
+def test_the_ending_of_a_file_names_the_format_of_a_report(
+    shell: Shell, few: Path, tmp_path: Path, name: str, options: tuple[str, ...], begins: str
+) -> None:
+    answer = shell("report", *options, "--out", str(tmp_path / name), "--db", str(few))
+
+    assert answer.code == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").lstrip().lower().startswith(begins.lower())
+
+
 def test_nothing_measured_is_exit_code_3(shell: Shell) -> None:
     answer = shell("report")
 

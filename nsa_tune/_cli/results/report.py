@@ -32,8 +32,10 @@ def report(
     tables: TableOptions,
     database: Database = None,
     form: Annotated[
-        Format, typer.Option("--format", help="What to write.", case_sensitive=False)
-    ] = Format.TERMINAL,
+        Format | None,
+        typer.Option("--format", help="What to write. Default: by --out's ending, or terminal.",
+                     case_sensitive=False),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write instead of stdout. For svg: a "
@@ -49,11 +51,16 @@ def report(
     Includes every matching table of the first place that has one: the database, then the user's
     and the site's, then the tables that ship. Where only these are there, it asks for a choice.
     """
-    form = Format.JSON if json else form
     if database is None:
         ask_for_choice(tables)
     shown = build(select_tables(database, tables.filter(database)))
-    _report(shown, form, out, chart)
+    _report(shown, Format.JSON if json else form or _named(out), out, chart)
+
+
+def _named(out: Path | None) -> Format:
+    """The format that the ending of `out` names."""
+    ending = out.suffix.lower().removeprefix(".") if out else ""
+    return Format(ending) if ending in set(Format) else Format.TERMINAL
 
 
 def _report(shown: Report, form: Format, out: Path | None, chart: str) -> None:

@@ -69,7 +69,7 @@ def ask_for_choice(tables: TableOptions) -> None:
     if ships:
         raise UsageError(
             f"nothing is measured here, and {counted(len(ships), 'table')} ship: the lines above "
-            "show each. --format html --out report.html makes a page; which flags to set, and "
+            "show each. --out report.html makes a page; which flags to set, and "
             'what they give, says `nsa-tune advise --gpu H200 --flags "--tp 8"`'
         )
 
