@@ -21,10 +21,10 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog, table_of
 from nsa_tune.engines.extends import batch_of, selecting, sums_of
+from nsa_tune.engines.kept import Kept
 from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.costs import sharing
 from nsa_tune.engines.sglang.facts import TRITON, Facts, kernel_of
-from nsa_tune.engines.sglang.kept import Kept
 from nsa_tune.engines.sglang.switch import paused
 
 _ATTRIBUTE = "_nsa_tune_prefill"

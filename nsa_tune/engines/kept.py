@@ -17,7 +17,7 @@ _FEWEST = 512
 _LAYERS, _SPACING = 3, 5
 """Layers of a pass that are looked at, and every how many."""
 _LATER = 2
-"""Prefills after which a sample is read: SGLang has that pass's output by then, on any rank."""
+"""Prefills after which a sample is read: an engine has that pass's output by then, on any rank."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 

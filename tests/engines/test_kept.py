@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.points.selections import Selection, selected_keys
-from nsa_tune.engines.sglang.kept import Kept
+from nsa_tune.engines.kept import Kept
 
 TOPK, PREFIX, NEW = 256, 4096, 600
 
