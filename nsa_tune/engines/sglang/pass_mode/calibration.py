@@ -9,7 +9,6 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from nsa_tune.backend.types.profiles import ALL_TOKENS
@@ -49,15 +48,13 @@ up to 8192. Fewer are for few tokens and behind prefixes, where most passes wait
 then all take as long."""
 _SMALLEST = 64
 """Smaller graphs are not measured: all of them wait for the host."""
-_WARM_UPS, _REPEATS = 1, 2
+_RUNS = 2
+"""The least counts. Of 20 and 93 passes (61 layers, H200) the first run took 1.02 and 1.00 times
+the second in the median, none 1.5 times: comparing has warmed them up."""
 _GPU_BOUND, _AT_ONCE = 1.3, 15.0
-"""A pass that takes so many times what launching it takes is measured once; without a warm-up if it
-takes so many times what a first launch did besides, such as compiling: in SGLang's own graphs all
-beyond the least that one took before, else all of it. 41 such passes of two starts (61 layers,
-H200) were within 2.1 % of the next times; nothing was compiled in them."""
-_HOPELESS = 1.5
-"""An eager pass is measured once if it takes so many times another way, of whose time it must save
-a quarter (choice.py)."""
+"""A pass runs once if it takes so many times what launching it takes, and so many times what the
+launch did besides, such as compiling: in SGLang's own graphs all beyond the least that one took
+before, else all of it. 41 such passes of two starts were within 2.1 % of the next times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +109,16 @@ def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[Pass
     """Measure the cases in `runner`, SGLang's ModelRunner."""
     times: list[PassTime] = []
     most = index_topk_of(runner.attn_backend)
-    least_us: dict[tuple[int, tuple[int, ...]], float] = {}
     with made_up.no_events_left(runner):
-        # Whether an eager pass is hopeless the others tell.
-        for case in sorted(cases, key=lambda case: case.mode is PassMode.EAGER):
-            count, at = len(case.lens), (case.prefix, case.lens)
+        for case in cases:
+            count = len(case.lens)
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
-            once_us = _HOPELESS * least_us.get(at, inf) if case.mode is PassMode.EAGER else inf
             with made_up.page_tables(runner, [case.longest] * count):
                 before = [one.host_us or 0.0 for one in times if one.mode is case.mode in _USUAL]
                 launch_us = min(before, default=0.0)
-                took_us = _timed_us(runner, steering, case.mode, batch, once_us, launch_us)
+                took_us = _timed_us(runner, steering, case.mode, batch, launch_us)
             if took_us is not None:
                 pass_us, host_us = took_us
-                least_us[at] = min(pass_us, least_us.get(at, inf))
                 times.append(replace(case.unmeasured(most), pass_us=pass_us, host_us=host_us))
     return times
 
@@ -244,11 +237,10 @@ def _lens(q_tokens: int, most: int) -> tuple[int, ...]:
 
 
 def _timed_us(
-    runner: Any, steering: Steering, mode: PassMode, batch: Any, once_us: float, launch_us: float
+    runner: Any, steering: Steering, mode: PassMode, batch: Any, launch_us: float
 ) -> tuple[float, float] | None:
     """Least microseconds of a pass, and until the host had launched it, from its first call; None
-    if the table's kernel is SGLang's own. One that takes longer than `once_us` is measured once.
-    Launching takes `launch_us` at least.
+    if the table's kernel is SGLang's own. Launching takes `launch_us` at least.
 
     How often it runs follows from rank 0's clock and table: a rank that ran it once more would wait
     in it for the others. The slowest rank's launches count, as all wait for it within the pass.
@@ -257,7 +249,7 @@ def _timed_us(
 
     took, launched = [], []
     with steering.forcing(mode):
-        for i in range(_WARM_UPS + _REPEATS):
+        for _ in range(_RUNS):
             torch.cuda.synchronize()
             begin = time.perf_counter()
             runner._forward_raw(copy.copy(batch), None)
@@ -267,14 +259,12 @@ def _timed_us(
             # Not before: what asking the others takes is no part of the pass.
             host_s = steering.ranks.longest(host_s)
             same = mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend)
-            # The GPU repeats its times within a percent; a host may be up to half off.
-            besides_s = 0.0 if i >= _WARM_UPS else host_s - launch_us / 1e6
-            enough = same or took_s > max(_GPU_BOUND * host_s, _AT_ONCE * besides_s)
-            enough = enough or (i >= _WARM_UPS and took_s * 1e6 > once_us)
-            enough = steering.ranks.from_first(enough)
-            if (i >= _WARM_UPS or enough) and not same:
+            if not same:
                 took.append(took_s * 1e6)
                 launched.append(host_s * 1e6)
-            if enough:
+            # The GPU repeats its times within a percent; a host may be up to half off.
+            besides_s = host_s - launch_us / 1e6
+            enough = same or took_s > max(_GPU_BOUND * host_s, _AT_ONCE * besides_s)
+            if steering.ranks.from_first(enough):
                 break
     return (min(took), min(launched)) if took else None
