@@ -17,7 +17,8 @@ KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 """SGLang's name of a KV dtype (on Hopper) to nsa-tune's."""
 
 _MODELS = {one.stem: one for one in sorted(Path(__file__).with_name("models").glob("*.json"))}
-"""By model, the file of its published config.json, with weights in fp8, scaled in blocks."""
+"""By model, the file of its published config.json, with weights in fp8, scaled in blocks (those of
+V4's experts, too, which are published in fp4)."""
 _VARIANTS = {"glm-5.2": ("glm-5", {"index_topk_freq": 4, "index_skip_topk_offset": 3})}
 """By model, another of the same shapes, and how its config.json differs."""
 _ACCEPTED = 0.8
@@ -107,12 +108,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def fill_in(options: argparse.Namespace) -> argparse.Namespace:
     """`options`, filled in by the model where nothing was given."""
     config = _config(options.model)
-    own = {
-        "layers": config["num_hidden_layers"],
-        "heads": config["num_attention_heads"] // options.tp,
-        "as_layers": config["num_hidden_layers"],
-    }
-    for name, value in own.items():
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"] // options.tp
+    for name, value in (("layers", layers), ("heads", heads), ("as_layers", layers)):
         if getattr(options, name) is None:
             setattr(options, name, value)
     return options
@@ -120,8 +117,7 @@ def fill_in(options: argparse.Namespace) -> argparse.Namespace:
 
 def _config(model: str) -> dict[str, Any]:
     name, changes = _VARIANTS.get(model, (model, {}))
-    found: dict[str, Any] = json.loads(_MODELS[name].read_text())
-    return found | changes
+    return dict(json.loads(_MODELS[name].read_text())) | changes
 
 
 def model_folder(options: argparse.Namespace, parent: Path) -> Path:
@@ -129,10 +125,13 @@ def model_folder(options: argparse.Namespace, parent: Path) -> Path:
     config = _config(options.model)
     config |= {"num_hidden_layers": options.layers, "first_k_dense_replace": options.dense}
     heads = options.heads * options.real_tp // options.real_dp
-    config |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    kv_heads = min(heads, config["num_key_value_heads"])  # V4's queries share one.
+    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     config["n_routed_experts"] //= options.ep
-    for name in ("intermediate_size", "moe_intermediate_size"):
+    for name in {"intermediate_size", "moe_intermediate_size"} & config.keys():
         config[name] = config[name] * options.real_tp // options.tp
+    if "compress_ratios" in config:
+        config["compress_ratios"] = config["compress_ratios"][: options.layers]
     folder = parent / f"{options.model}-{options.layers}-{options.dense}-{heads}-{options.tp}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -152,8 +151,7 @@ def engine_arguments(options: argparse.Namespace, model: Path) -> dict[str, Any]
     }  # fmt: skip
     named |= {"chunked_prefill_size": options.chunk} if options.chunk else {}
     named |= _graphs(options) | _ranks(options) | _speculation(options.spec)
-    more: dict[str, Any] = json.loads(options.engine)
-    return named | more
+    return named | dict(json.loads(options.engine))
 
 
 def _sizes(text: str) -> list[int]:
@@ -163,19 +161,14 @@ def _sizes(text: str) -> list[int]:
 def _graphs(options: argparse.Namespace) -> dict[str, Any]:
     if options.prefill_graph == "off":
         return {"disable_prefill_cuda_graph": True}
-    named: dict[str, Any] = {}
-    if options.prefill_graph != "default":
-        named["cuda_graph_max_bs_prefill"] = int(options.prefill_graph)
-    if options.prefill_sizes:
-        named["cuda_graph_bs_prefill"] = _sizes(options.prefill_sizes)
-    return named
+    most, sizes = options.prefill_graph, _sizes(options.prefill_sizes)
+    named: dict[str, Any] = {} if most == "default" else {"cuda_graph_max_bs_prefill": int(most)}
+    return named | ({"cuda_graph_bs_prefill": sizes} if sizes else {})
 
 
 def _ranks(options: argparse.Namespace) -> dict[str, Any]:
-    named: dict[str, Any] = {"tp_size": options.real_tp}
-    if options.real_dp > 1:
-        named |= {"dp_size": options.real_dp, "enable_dp_attention": True}
-    return named
+    shared = {"dp_size": options.real_dp, "enable_dp_attention": True}
+    return {"tp_size": options.real_tp} | (shared if options.real_dp > 1 else {})
 
 
 def _speculation(spec: str) -> dict[str, Any]:

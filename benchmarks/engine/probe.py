@@ -25,7 +25,7 @@ from benchmarks.engine.control import Control
 from benchmarks.engine.placing import VARIABLE as FAULT
 from benchmarks.engine.placing import fail_captures, start_with_fault
 from benchmarks.engine.profiling import profiled
-from benchmarks.engine.weights import index_by_content
+from benchmarks.engine.weights import index_by_content, initialise
 
 __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
@@ -112,8 +112,6 @@ def _tell_layers(count: int) -> None:
 
 
 def _hook_weights(module: Any) -> None:
-    from benchmarks.engine.weights import initialise
-
     module.initialize_dummy_weights = initialise
 
 
@@ -385,6 +383,7 @@ def _lengths(batch: Any) -> dict[str, Any]:
 
 def _ran(runner: Any, backend: Any, result: Any) -> dict[str, Any]:
     impl, union = (getattr(backend, f"dsa_{of}", "") for of in ("prefill_impl", "triton_union"))
+    impl = impl or _ran_v4(getattr(backend, "forward_metadata", None))
     return {
         "graph": bool(getattr(result, "can_run_graph", False)),
         "mha": bool(getattr(backend, "use_mha", False)),
@@ -392,6 +391,15 @@ def _ran(runner: Any, backend: Any, result: Any) -> dict[str, Any]:
         "draft": bool(getattr(runner, "is_draft_worker", False)),
         "gpu": _rank(runner),
     }
+
+
+def _ran_v4(metadata: Any) -> str:
+    """The kernels of a prefill of DeepSeek V4: attention, and whether the indexer gathered keys."""
+    if not hasattr(metadata, "sparse_prefill_cache"):
+        return ""
+    gathered = getattr(metadata.indexer_metadata, "nonpaged_plan", None) is not None
+    impl = "with_kvcache" if metadata.sparse_prefill_cache is None else "sparse_fwd"
+    return impl + ("+nonpaged" if gathered else "")
 
 
 def _rank(runner: Any) -> int:

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -252,10 +253,8 @@ def _label(options: argparse.Namespace) -> str:
 def _versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for name in _DISTRIBUTIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -37,8 +37,7 @@ def _options(*given: str) -> argparse.Namespace:
 
 def _model(tmp_path: Path, *given: str) -> dict[str, Any]:
     folder = model_folder(_options(*given), tmp_path)
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found
+    return dict(json.loads((folder / "config.json").read_text()))
 
 
 def test_one_rank_has_its_share_of_heads_and_experts(tmp_path: Path) -> None:
@@ -54,12 +53,13 @@ def test_one_rank_of_attention_dp_has_all_heads_and_some_whole_experts(tmp_path:
     assert (model["intermediate_size"], model["moe_intermediate_size"]) == (18432, 2048)
     # A token is sent to as many experts as in all ranks together, where each has as many tokens.
     assert model["num_experts_per_tok"] == 8
+    v4 = _model(tmp_path, "--model", "deepseek-v4-flash", "--tp", "1", "--ep", "8", "--layers", "4")
+    assert v4["compress_ratios"] == [0, 0, 4, 128] and v4["num_key_value_heads"] == 1
 
 
 def test_a_model_says_what_was_not_asked_for(tmp_path: Path) -> None:
     v32, glm = _options(), _options("--model", "glm-5")
-    assert (v32.layers, v32.as_layers, v32.heads) == (61, 61, 16)
-    assert (glm.layers, glm.as_layers, glm.heads) == (78, 78, 8)
+    assert [(o.layers, o.as_layers, o.heads) for o in (v32, glm)] == [(61, 61, 16), (78, 78, 8)]
     cut = _options("--model", "glm-5", "--layers", "6", "--as-layers", "0", "--heads", "64")
     assert (cut.layers, cut.as_layers, cut.heads) == (6, 0, 64)
     model = _model(tmp_path, "--model", "glm-5")
