@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from nsa_tune._errors import StoreCorrupt, StoreMissing
 from nsa_tune.backend.types.records import Device, Key, StoredTable, Table
@@ -57,6 +57,13 @@ MOST_STORED = 2**18
 """Measurements of one key that are read, older ones among them."""
 MOST_KEYS = 4096
 """Tables of one database that are read."""
+
+
+class Filter(Protocol):
+    """What a table's key must be like."""
+
+    def matches(self, key: Key) -> bool:
+        """Whether a table with this `key` is taken."""
 
 
 class Wanted(NamedTuple):
@@ -108,6 +115,17 @@ def stored_in(path: Path, wanted: Wanted) -> list[StoredTable]:
     return [StoredTable(head, partial(_only, path, head.key)) for head in heads]
 
 
+def tables_in(path: Path, wanted: Filter | None = None) -> list[Table]:
+    """Every table in the file `path`, or those that are `wanted`, in the order of their keys.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
+    if path.suffix != ".tsv":
+        return read_database(path, wanted)
+    return [read_text(path)] if wanted is None or wanted.matches(read_key(path)) else []
+
+
 def newest_in(path: Path, wanted: Wanted | None = None) -> str:
     """When the newest of the `wanted` tables in the file `path` was measured last; "" where there
     is none.
@@ -132,7 +150,7 @@ def newest_in(path: Path, wanted: Wanted | None = None) -> str:
 # --- databases
 
 
-def read_database(path: Path, wanted: Wanted | None = None) -> list[Table]:
+def read_database(path: Path, wanted: Filter | None = None) -> list[Table]:
     """Every table in the database `path`, or those that are `wanted`, in the order of their keys.
 
     Of several measurements of one arm on one batch the newest counts. Keys without a measurement
@@ -159,7 +177,7 @@ def _only(path: Path, key: Key) -> Table:
 
 
 def wanted_keys(
-    connection: sqlite3.Connection, wanted: Wanted | None = None
+    connection: sqlite3.Connection, wanted: Filter | None = None
 ) -> Iterator[tuple[int, Key]]:
     """(number, key) of each key that is `wanted`, or of all. What a caller computes for one of them
     has a budget of its own.

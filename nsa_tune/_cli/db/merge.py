@@ -13,7 +13,7 @@ from nsa_tune._cli.shared.tables import named
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import places, reader
-from nsa_tune.db.text_table import content_of, read_text
+from nsa_tune.db.text_table import content_of
 from nsa_tune.remote.address import address_in
 from nsa_tune.reports.formats.plain import plain
 
@@ -61,8 +61,7 @@ def merge_file(store: Store, path: Path) -> Merged:
     from nsa_tune.backend.dispatch.fit_check import check_fit
     from nsa_tune.db.exchange import merge as merge_checked
 
-    text = path.suffix == ".tsv"
-    for table in [read_text(path)] if text else reader.read_database(path):
+    for table in reader.tables_in(path):
         check_fit(table)
     return merge_checked(store, path)
 

@@ -84,19 +84,15 @@ def _push_checks(service: Address, tables: TableOptions, database: Path | None) 
 
 def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str, object]]:
     from nsa_tune.db.checks import read_checks
-    from nsa_tune.db.text_table import read_key
     from nsa_tune.fleet.push import findings_of
 
     # A check is in the user's database, and its table may be anywhere.
     keys: dict[str, Key] = {}
     newest: dict[tuple[str, str, object], Check] = {}
     for path in places.sources(database):
-        if path.suffix == ".tsv":
-            keys |= {key.digest: key for key in [read_key(path)]}
-            continue
         try:
-            keys |= {table.key.digest: table.key for table in reader.read_database(path)}
-            checks = read_checks(path)
+            keys |= {key.digest: key for key in reader.keys_in(path)}
+            checks = [] if path.suffix == ".tsv" else read_checks(path)
             newest |= {(check.digest, check.driver, check.libraries): check for check in checks}
         except StoreMissing:
             if path == database:

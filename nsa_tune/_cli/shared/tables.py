@@ -11,7 +11,7 @@ from nsa_tune._errors import NoTunedData, StoreError, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import places
-from nsa_tune.db.reader import keys_in, read_database
+from nsa_tune.db.reader import keys_in, tables_in
 from nsa_tune.db.text_table import read_key, read_text
 from nsa_tune.reports.formats.plain import plain
 
@@ -26,11 +26,9 @@ def known_tables(database: Path | None) -> tuple[Path | None, list[Table]]:
         StoreError: when the database cannot be read.
     """
     path = database or places.default_database()
-    if path.suffix == ".tsv":
-        return path, [read_text(path)]
     if database is None and not path.exists() and places.shipped():
         return None, list(map(read_text, places.shipped()))
-    return path, read_database(path)
+    return path, tables_in(path)
 
 
 def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> list[Table]:

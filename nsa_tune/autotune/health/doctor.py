@@ -18,7 +18,6 @@ from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import places
 from nsa_tune.db import reader as tables
-from nsa_tune.db.text_table import read_text
 from nsa_tune.remote.fetching import Fetched
 
 
@@ -199,9 +198,7 @@ def _of_server(served: Fetched) -> Finding:
     if served.path is None:
         return Finding("server", State.WARN, served.sentence)
     try:
-        stored = tables.read_database(served.path) if served.path.suffix != ".tsv" else [
-            read_text(served.path)
-        ]  # fmt: skip
+        stored = tables.tables_in(served.path)
     except StoreError as error:
         return Finding("server", State.WARN, f"{served.sentence}; it cannot be used: {error}")
     text = f"{served.sentence}: {_extent(stored)}, in {served.path}"

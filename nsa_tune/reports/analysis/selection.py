@@ -9,8 +9,8 @@ from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, StoreError
 from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db import places, text_table
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
+from nsa_tune.db.reader import keys_in, tables_in
 
 _log = logging.getLogger(__name__)
 _MOST_NAMED = 4
@@ -55,12 +55,12 @@ def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
     """
     known: dict[Key, None] = {}
     for paths in places.grouped_sources(db):
-        found = []
+        found: list[Table] = []
         for path in paths:
             try:
-                for key, table in _read(path, wanted):
-                    known[key] = None
-                    found += [table] if table is not None else []
+                known |= dict.fromkeys(keys_in(path))
+                name = places.name_of(path) or str(path)
+                found += (replace(table, source=name) for table in tables_in(path, wanted))
             except StoreError as error:
                 if path == db:
                     raise
@@ -68,21 +68,6 @@ def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
         if found:
             return sorted(found, key=lambda table: table.measured_at, reverse=True)
     raise NoTunedData(_no_table_message(wanted, list(known)))
-
-
-def _read(path: Path, wanted: TableFilter) -> Iterator[tuple[Key, Table | None]]:
-    """(key, table) of everything in `path`; without the table where the key does not match."""
-    if path.suffix == ".tsv":
-        key = text_table.read_key(path)
-        yield key, _text_table(path) if wanted.matches(key) else None
-        return
-    for table in tables.read_database(path):
-        yield table.key, table if wanted.matches(table.key) else None
-
-
-def _text_table(path: Path) -> Table:
-    table = text_table.read_text(path)
-    return replace(table, source=f"shipped:{path.stem}") if path in places.shipped() else table
 
 
 def _no_table_message(wanted: TableFilter, known: list[Key]) -> str:

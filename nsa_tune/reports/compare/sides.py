@@ -8,8 +8,7 @@ from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db import reader as tables
-from nsa_tune.db import text_table
+from nsa_tune.db.reader import tables_in
 from nsa_tune.db.runs import run_table
 from nsa_tune.reports.analysis.selection import TableFilter
 
@@ -34,14 +33,10 @@ def side_of(word: str, wanted: TableFilter) -> list[Table]:
                 f"{word!r} has no run number; write FILE@run:3, with a number that "
                 "`nsa-tune db list --runs` shows"
             )
-        found = [run_table(path, int(number))]
-    elif path.suffix == ".tsv":
-        found = [text_table.read_text(path)]
+        found = [table for table in [run_table(path, int(number))] if wanted.matches(table.key)]
     else:
-        found = tables.read_database(path)
-    if not chosen.startswith(_RUN):
-        found = [table for table in found if table.key.digest.startswith(chosen)]
-    found = [table for table in found if wanted.matches(table.key)]
+        of_digest = (t for t in tables_in(path, wanted) if t.key.digest.startswith(chosen))
+        found = list(of_digest)
     if not found:
         listed = "" if path.suffix == ".tsv" else f"; `nsa-tune db list --db {path}` lists them"
         raise NoTunedData(f"no table of {word} matches{listed}")

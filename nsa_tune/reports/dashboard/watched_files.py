@@ -13,7 +13,7 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import reader, text_table
+from nsa_tune.db.reader import tables_in
 from nsa_tune.db.runs import Run, newest_of, runs_of, state_of
 from nsa_tune.reports.analysis.report import Report, Section, build
 
@@ -145,9 +145,7 @@ def _state(path: Path) -> object:
 
 def _read(path: Path, state: object) -> _Seen:
     try:
-        if path.suffix == ".tsv":
-            return _Seen(state, (text_table.read_text(path),), "")
-        return _Seen(state, tuple(_readable(reader.read_database(path))), "")
+        return _Seen(state, tuple(_readable(tables_in(path))), "")
     except NO_REPORT as error:
         return _Seen(state, (), _without_directories(error, path))
 

@@ -111,6 +111,7 @@ def test_a_damaged_place_is_passed_over_with_a_warning(
     write_text(real_table(points=("indexer_layout",)), shipped)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(places, "shipped", lambda: [shipped])
+    monkeypatch.setattr(places, "_SHIPPED", tmp_path)
 
     with caplog.at_level(logging.WARNING):
         (table,) = select_tables(None, TableFilter())
