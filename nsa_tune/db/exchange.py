@@ -6,6 +6,7 @@ What many hosts have measured is merged in any order and however often: the same
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from nsa_tune._errors import NoTunedData, StoreError, StoreReadOnly, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import read_checks
-from nsa_tune.db.history import read_histories
+from nsa_tune.db.history import history_of, read_histories
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_row, format_table, read_text
 
@@ -39,10 +40,8 @@ def write_text(table: Table, path: Path) -> None:
 
 
 def import_text(store: Store, path: Path) -> int:
-    """Add to `store` what the text table `path` holds and `store` does not; how many rows.
-
-    They keep the time when they were measured, so they do not hide newer measurements. Limits are
-    taken over where `store` has none of that name.
+    """As `merge`, without rows that are in `store` with the same rounded values: a text table that
+    came from it may have lost the times of its rows. How many are new.
 
     Raises:
         StoreError: when the file cannot be read, or the database not written.
@@ -52,28 +51,10 @@ def import_text(store: Store, path: Path) -> int:
         known = {format_row(measurement) for measurement in store.table(table.key).measurements}
     except NoTunedData:
         known = set()
-    earlier = store.taken(table.key)
-    new = [
-        row
-        for row in table.measurements
-        if format_row(row) not in known
-        and (row.point, row.batch, row.arm, table.time_of(row)) not in earlier
-    ]
-    if new:
-        run = store.begin_run(table.key, table.device, {"import": path.name})
-        store.add(run, new, measured_at=[table.time_of(row) for row in new])
-        store.end_run(run, "done")
-    known_limits = store.limits(table.key)
-    limits = {
-        name: (value, f"imported from {path.name}")
-        for name, value in table.limits.items()
-        if name not in known_limits
-    }
-    if limits:
-        run = store.begin_run(table.key, table.device, {"import": path.name})
-        store.add_limits(run, limits)
-        store.end_run(run, "done")
-    return len(new)
+    new = tuple(row for row in table.measurements if format_row(row) not in known)
+    if not new and not table.limits:
+        return 0
+    return store.unite(history_of(replace(table, measurements=new), {"import": path.name}))
 
 
 class Merged(NamedTuple):

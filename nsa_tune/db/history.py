@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsa_tune.backend.types.records import Device, Key, Measurement
+from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.connection import reading
 from nsa_tune.db.reader import MOST_STORED, columns_since, device, wanted_keys
 from nsa_tune.db.text_table import checked_measurement, format_row, read_text
@@ -92,7 +93,7 @@ def read_histories(path: Path) -> list[History]:
         StoreError: when it cannot be read.
     """
     if path.suffix == ".tsv":
-        return [_of_text(path)]
+        return [history_of(read_text(path), {"merged": "text"})]
     with reading(path) as (connection, version):
         keys = wanted_keys(connection) if version else []
         histories = [
@@ -101,14 +102,14 @@ def read_histories(path: Path) -> list[History]:
     return [history for history in histories if history.runs]
 
 
-def _of_text(path: Path) -> History:
-    table = read_text(path)
+def history_of(table: Table, arguments: Mapping[str, str]) -> History:
+    """A text table as one run, which was asked for by `arguments`."""
     at = table.measured_at
     rows = tuple((table.time_of(row), row) for row in table.measurements)
     limits = tuple(
         Limit(name, value, "merged from a text table", at) for name, value in table.limits.items()
     )
-    run = PastRun(table.device, '{"merged": "text"}', at, at, "done", rows, limits)
+    run = PastRun(table.device, json.dumps(arguments), at, at, "done", rows, limits)
     return History(table.key, (run,))
 
 

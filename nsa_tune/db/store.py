@@ -40,10 +40,6 @@ _STORED = (
     "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
     "ORDER BY measurements.id"
 )
-_TAKEN = (
-    "SELECT DISTINCT point, batch, arm, measured_at FROM measurements "
-    "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id WHERE digest = ?"
-)
 _LIMITS = (
     "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
     "WHERE key_id = ? ORDER BY limits.id"
@@ -233,16 +229,6 @@ class Store(AbstractContextManager["Store"]):
         }
         with self._writing():
             insert(self._connection, "checks", row)
-
-    def measured(self, key: Key) -> set[tuple[str, str, str]]:
-        """(point, batch, arm) of everything measured under `key`, failures among them."""
-        return {(point, batch, arm) for point, batch, arm, _ in self.taken(key)}
-
-    def taken(self, key: Key) -> set[tuple[str, str, str, str]]:
-        """The same with the time of each measurement (ISO 8601, UTC), older ones too."""
-        with self._reading():
-            rows = self._connection.execute(_TAKEN, [key.digest]).fetchall()
-        return set(rows)
 
     def current(self, key: Key) -> list[Measurement]:
         """The newest measurements under `key` that need not be taken again, oldest first.

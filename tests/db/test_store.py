@@ -103,17 +103,6 @@ def test_rows_whose_order_cannot_be_told_are_damage(path: Path) -> None:
         read_database(path)
 
 
-def test_measured_knows_failures_too(path: Path) -> None:
-    _filled(path, ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel"))
-
-    with Store.open(path) as store:
-        assert store.measured(KEY) == {
-            ("prefill", "extend:0+128", "mha/fa3"),
-            ("prefill", "extend:0+128", "mla"),
-        }
-        assert store.measured(replace(KEY, heads=64)) == set()
-
-
 def test_keys_do_not_mix(path: Path) -> None:
     other = replace(KEY, libraries=(("torch", "2.14.0"),))
     _filled(path, ok("extend:0+128"))
@@ -169,9 +158,9 @@ def test_a_success_without_a_latency_is_refused_with_all_that_came_along(
         with pytest.raises(StoreError, match="does not take such a row"):
             store.add(run, [ok("extend:0+128"), bad])
 
-        assert store.measured(KEY) == set()
+        assert store.current(KEY) == []
         store.add(run, [ok("extend:0+128")])
-        assert len(store.measured(KEY)) == 1
+        assert len(store.current(KEY)) == 1
 
 
 def test_a_reason_with_a_lone_surrogate_is_stored(path: Path) -> None:
@@ -205,7 +194,7 @@ def test_adding_does_not_wait_for_a_reader(path: Path) -> None:
 
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+256")])
 
-        assert len(store.measured(KEY)) == 2
+        assert len(store.current(KEY)) == 2
         assert reader.execute("SELECT count(*) FROM newest").fetchone() == (1,)
 
 

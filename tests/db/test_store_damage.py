@@ -72,7 +72,7 @@ def test_what_was_reported_as_stored_survives_a_kill(lines: int, tmp_path: Path)
     assert {f"extend:{int(line)}+128" for line in reported} <= set(batches)
     assert len(batches) == 3 * len(set(batches)), "a batch was stored in part"
     with Store.open(path) as store:
-        assert len(store.measured(KEY)) == len(batches)
+        assert len(store.current(KEY)) == len(batches)
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:7+7")])
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
