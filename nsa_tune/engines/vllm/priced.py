@@ -43,6 +43,8 @@ _COPY_US = 0.25e-3
 heads, 0.20 at 64, 0.18 at 16."""
 _BYTES_A_US = 1e6
 _MERGED = "mha/fa3_merged"
+ABSORBED = "mla/fa3_paged"
+"""vLLM's kernel for the decodes of dense MLA."""
 
 
 @cache
@@ -87,7 +89,7 @@ def priced_dense(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     setting = replace(dispatcher.setting, layers=layers, max_chunk_kv=maxsize)
 
     def pricing(row: Measurement, batch: Batch) -> Measurement | None:
-        if row.arm == "mla/fa3_paged":
+        if row.arm == ABSORBED:
             return row
         # Under one name: the model of one call, fitted to prompts alone, answers for prefixes too.
         if row.arm != ("mha/sgl_fa3_merged" if batch.prefix_tokens else "mha/sgl_fa3"):
