@@ -19,8 +19,10 @@ KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 _MODELS = {one.stem: one for one in sorted(Path(__file__).with_name("models").glob("*.json"))}
 """By model, the file of its published config.json, with weights in fp8, scaled in blocks (those of
 V4's experts, too, which are published in fp4)."""
-_VARIANTS = {"glm-5.2": ("glm-5", {"index_topk_freq": 4, "index_skip_topk_offset": 3})}
-"""By model, another of the same shapes, and how its config.json differs."""
+_GLM_5_2 = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+_KIMI_K2 = {"num_attention_heads": 64, "n_routed_experts": 384, "n_group": 1, "topk_group": 1}
+_VARIANTS = {"glm-5.2": ("glm-5", _GLM_5_2), "kimi-k2": ("deepseek-v3", _KIMI_K2)}
+"""By model, another that is shaped alike, and how its config.json differs."""
 _ACCEPTED = 0.8
 """Chance that a draft token is accepted when the one before it was: an assumption, near what
 DeepSeek reports for its MTP layer."""

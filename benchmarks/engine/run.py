@@ -245,8 +245,7 @@ def _label(options: argparse.Namespace) -> str:
     parts = [options.model] if options.model != "deepseek-v3.2" else []
     parts += [KV_DTYPES[options.kv], f"{options.heads} heads", f"{options.layers} layers"]
     parts += [f"MTP {options.spec}"] if options.spec else []
-    if options.real_tp > 1:
-        parts.append(f"{options.real_tp} GPUs")
+    parts += [f"{options.real_tp} GPUs"] if options.real_tp > 1 else []
     return ", ".join(parts)
 
 

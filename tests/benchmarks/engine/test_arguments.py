@@ -60,6 +60,7 @@ def test_one_rank_of_attention_dp_has_all_heads_and_some_whole_experts(tmp_path:
 def test_a_model_says_what_was_not_asked_for(tmp_path: Path) -> None:
     v32, glm = _options(), _options("--model", "glm-5")
     assert [(o.layers, o.as_layers, o.heads) for o in (v32, glm)] == [(61, 61, 16), (78, 78, 8)]
+    assert _options("--model", "kimi-k2").heads == profile_of("kimi-k2").heads // 8
     cut = _options("--model", "glm-5", "--layers", "6", "--as-layers", "0", "--heads", "64")
     assert (cut.layers, cut.as_layers, cut.heads) == (6, 0, 64)
     model = _model(tmp_path, "--model", "glm-5")
