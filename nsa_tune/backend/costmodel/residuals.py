@@ -21,9 +21,9 @@ _REACH = 8.0
 """Distance, in deviations of the features' logarithms, at which two batches have 1/e in common."""
 _LEAST_SPREAD = 0.2
 """Added to a deviation: a feature that hardly varies must not tell batches apart."""
-_NOISE = 0.02
+_NOISE = 0.04
 """Variance of a residual by itself, as a part of that of all."""
-_MOST = 400
+_MOST = 500
 """Batches that are compared with; solving takes the cube of that, once."""
 
 _Vector: TypeAlias = Sequence[float]
