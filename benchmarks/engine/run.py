@@ -74,6 +74,7 @@ TESTS: dict[str, Test] = {
 }
 
 _ROOT = Path(__file__).resolve().parents[2]
+_OWN_VARIABLES = ("NSA_TUNE", "SGLANG")
 _DISTRIBUTIONS = (
     "sglang", "sglang-kernel", "torch", "triton", "sgl-deep-gemm", "sgl-flash-mla",
     "flashinfer-python", "transformers",
@@ -235,9 +236,7 @@ def _head(
         "versions": _versions(),
         "gpu": _gpu(),
         "nsa_tune": {"commit": options.commit or _commit(), "sources": _digest()},
-        "environment": {
-            k: v for k, v in os.environ.items() if k.startswith(("NSA_TUNE", "SGLANG"))
-        },
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(_OWN_VARIABLES)},
     }
 
 
