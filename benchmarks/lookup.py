@@ -90,7 +90,7 @@ def figures(path: Path, plans: int) -> list[Figure]:
     sums = [batch.sums for batch in drawn(dispatcher, "prefill")]
     what = "prefill_path and sparse_prefill, as plug-ins ask"
     lines.append(Figure(f"{what}, from sums", best_us(both, sums), "us", 15))
-    for count, limit in ((8, 30), (64, None)):
+    for count, limit in ((8, 30), (64, 30)):
         batches = drawn(dispatcher, "prefill", count)
         lines.append(Figure(f"{what}, {count} lengths", best_us(both, batches), "us", limit))
     for point, name in _KINDS:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import takewhile
 from math import exp, inf
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, own_rows
@@ -54,8 +54,6 @@ class Candidate(NamedTuple):
 
     name: str
     guards: tuple[Guard, ...]
-    limits: tuple[Limit, ...]
-    """What the guards come to in the policy's setting, without those that all arms begin with."""
     models: Mapping[int, LatencyModel]
     """By regime."""
     failures: Failures | None
@@ -63,29 +61,40 @@ class Candidate(NamedTuple):
     """Microseconds that a cliff adds; None where there is none."""
 
 
-class Part(NamedTuple):
+_Time: TypeAlias = Callable[[Sequence[float]], float]
+"""Microseconds by the features of a batch."""
+
+
+class _Costs(NamedTuple):
+    """What allowed arms of a regime cost."""
+
+    features: Callable[[Batch], tuple[float, ...]]
+    """Those that their models depend on; others may be 0."""
+    arms: tuple[tuple[str, _Time | None, Callable[[Batch], float] | None], ...]
+    """Each with its model's function and its surcharge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
     """The arms that answer some of a point's questions."""
 
     candidates: tuple[Candidate, ...]
-    features: Callable[[Batch], tuple[float, ...]]
-    """Those that their models depend on; others may be 0."""
+    limits: tuple[tuple[Limit, tuple[str, ...]], ...]
+    """Each limit with the arms that have it: what many have is asked once for a batch."""
+    costs: dict[tuple[int, tuple[str, ...]], _Costs] = field(default_factory=dict)
+    """Costs by regime and what is forbidden, as far as batches have asked for them."""
 
-
-def _limits(guards: Iterable[Guard], setting: Setting) -> Iterator[Limit]:
-    """What the guards come to; none behind one that forbids every batch."""
-    for guard in guards:
-        limit = guard.limit(setting)
-        if isinstance(limit, str):
-            yield partial(_always, limit)
-            return
-        if limit is not None:
-            yield limit
-
-
-def _shared(guards: Sequence[tuple[Guard, ...]]) -> list[Guard]:
-    """The guards that all arms begin with: those are asked once for a batch."""
-    same = takewhile(lambda some: len(set(some)) == 1, zip(*guards, strict=False))
-    return [some[0] for some in same]
+    def forbidden(self, batch: Batch) -> dict[str, str]:
+        """The arms that must not run on a batch, and why."""
+        found: dict[str, str] = {}
+        for limit, arms in self.limits:
+            reason = limit(batch)
+            if reason is not None:
+                for arm in arms:
+                    found.setdefault(arm, reason)
+                if len(found) == len(self.candidates):
+                    break
+        return found
 
 
 def _always(reason: str, batch: Batch) -> str:
@@ -113,11 +122,9 @@ class Policy:
         self.places: SharedPlaces = {}
         """Where surfaces look for places; policies of the same batches may have one in common."""
         arms = list(self.point.candidates(self.setting))
-        shared = _shared([arm.guards for arm in arms])
-        self._limits = tuple(_limits(shared, self.setting))
-        self.candidates = tuple(self._candidate(arm, len(shared)) for arm in arms)
+        self.candidates = tuple(map(self._candidate, arms))
         """The arms that this device could run, in declared order."""
-        self._whole = Part(self.candidates, features.features)
+        self._whole = self._part(self.candidates)
         self.choices = {
             question.name: [
                 (choice, own)
@@ -128,15 +135,37 @@ class Policy:
         }
         """By question, the choices that one of these arms answers, with those arms."""
 
-    def _candidate(self, arm: Arm, shared: int) -> Candidate:
+    def _candidate(self, arm: Arm) -> Candidate:
         return Candidate(
             arm.name,
             arm.guards,
-            tuple(_limits(arm.guards[shared:], self.setting)),
             self.fitted.models.get(arm.name, {}),
             self.fitted.failures.get(arm.name),
             None if arm.surcharge is None else arm.surcharge(self.setting),
         )
+
+    def _part(self, some: tuple[Candidate, ...]) -> Part:
+        guards: list[Guard] = []
+        for one in some:
+            at = 0
+            # In each arm's own order, so that the first that forbids it gives the reason.
+            for guard in one.guards:
+                if guard not in guards:
+                    guards.insert(at, guard)
+                at = guards.index(guard) + 1
+        limits: list[tuple[Limit, tuple[str, ...]]] = []
+        for guard in guards:
+            limit = guard.limit(self.setting)
+            if isinstance(limit, str):
+                limit = partial(_always, limit)
+            if limit is not None:
+                limits.append((limit, tuple(one.name for one in some if guard in one.guards)))
+        failures = [(one.failures, (one.name,)) for one in some if one.failures is not None]
+        limits += [(partial(self._failed, failed), arm) for failed, arm in failures]
+        return Part(some, tuple(limits))
+
+    def _failed(self, failures: Failures, batch: Batch) -> str | None:
+        return failures.reason(self.point.regime_group(self.features.regime(batch)), batch)
 
     @classmethod
     def fit(cls, point: Point, setting: Setting, measurements: Iterable[Measurement]) -> Self:
@@ -163,16 +192,10 @@ class Policy:
         return tuple(arm.name for arm in self.candidates if not arm.models and arm.failures is None)
 
     def part(self, questions: Iterable[Question]) -> Part:
-        """What the answers to `questions` depend on."""
+        """The arms that the answers to `questions` depend on."""
         choices = (choice for question in questions for choice in self.choices[question.name])
         arms = {arm for _, own in choices for arm in own}
-        some = tuple(one for one in self.candidates if one.name in arms)
-        # Which models are corrected, and by how much, depends on all features.
-        if self.features.some is None or self.fitted.residuals:
-            return Part(some, self.features.features)
-        models = [model for one in some for model in one.models.values()]
-        names = (self.features.names[i] for model in models for i in model.used)
-        return Part(some, self.features.some(frozenset(names)))
+        return self._part(tuple(one for one in self.candidates if one.name in arms))
 
     def survey(self, batch: Batch) -> Survey:
         """Which arms may run on `batch`, guards first, and what they cost."""
@@ -180,44 +203,46 @@ class Policy:
 
     def survey_of(self, part: Part, batch: Batch) -> Survey:
         """`survey` of these arms alone."""
-        candidates, features_of = part
-        regime, features = self._placed(batch, features_of)
-        group = None if regime is None else self.point.regime_group(regime)
-        latencies: dict[str, float | None] = {}
-        forbidden: dict[str, str] = {}
-        for limit in self._limits:
-            if (reason := limit(batch)) is not None:
-                return Survey({}, dict.fromkeys([arm.name for arm in candidates], reason))
-        residuals = None if regime is None else self.fitted.residuals.get(regime)
+        forbidden = part.forbidden(batch)
+        if len(forbidden) == len(part.candidates):
+            return Survey({}, forbidden)
+        try:
+            regime = self.features.regime(batch)
+            place = regime, tuple(forbidden)
+            features_of, arms = part.costs.get(place) or self._costs(part, place)
+            features = features_of(batch)
+        except (ArithmeticError, ValueError) as error:
+            # An engine must go on.
+            _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
+            allowed = [one.name for one in part.candidates if one.name not in forbidden]
+            return Survey(dict.fromkeys(allowed), forbidden)
+        residuals = self.fitted.residuals.get(regime)
         missed = residuals.corrections(features) if residuals else {}
         # Each call in this loop is a part of every plan's time.
-        for name, _, limits, models, failures, surcharge in candidates:
-            for limit in limits:
-                reason = limit(batch)
-                if reason is not None:
-                    forbidden[name] = reason
-                    break
-            else:
-                if failures and group is not None and (reason := failures.reason(group, batch)):
-                    forbidden[name] = reason
-                    continue
-                model = None if regime is None else models.get(regime)
-                cost = None if model is None else model.latency_us(features)
-                if missed and cost is not None:
-                    cost *= exp(missed[name])
-                latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
+        latencies: dict[str, float | None] = {}
+        for name, time_of, surcharge in arms:
+            cost = None if time_of is None else time_of(features)
+            if missed and cost is not None:
+                cost *= exp(missed[name])
+            latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
         return Survey(latencies, forbidden, NARROW if missed else MARGIN)
 
-    def _placed(
-        self, batch: Batch, features: Callable[[Batch], tuple[float, ...]]
-    ) -> tuple[int | None, tuple[float, ...]]:
-        """The regime and the features of a batch; none, with a warning, where the point cannot
-        place it: an engine must go on."""
-        try:
-            return self.features.regime(batch), features(batch)
-        except (ArithmeticError, ValueError) as error:
-            _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
-            return None, ()
+    def _costs(self, part: Part, place: tuple[int, tuple[str, ...]]) -> _Costs:
+        """What the arms that are not forbidden cost in a regime."""
+        regime, forbidden = place
+        arms = [one for one in part.candidates if one.name not in forbidden]
+        models = [one.models.get(regime) for one in arms]
+        features = self.features.features
+        # Which models are corrected, and by how much, depends on all features.
+        if self.features.some is not None and not self.fitted.residuals:
+            used = [i for model in models if model is not None for i in model.used]
+            features = self.features.some(frozenset(self.features.names[i] for i in used))
+        times = [
+            (one.name, None if model is None else model.latency_us, one.surcharge)
+            for one, model in zip(arms, models, strict=True)
+        ]
+        costs = part.costs[place] = _Costs(features, tuple(times))
+        return costs
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:
         """Each arm's time on `batch`, whether a guard allows it or not; in declared order.
@@ -239,21 +264,17 @@ class Policy:
 
         In declared order; an arm with too few measurements is left out.
         """
-        at = self._position(batch)
-        group = None if at is None else self.point.regime_group(at.regime)
-        if any(limit(batch) is not None for limit in self._limits):
+        forbidden = self._whole.forbidden(batch)
+        if len(forbidden) == len(self.candidates):
             return None
-        allowed, times = False, dict[str, float]()
-        for name, _, limits, _, failures, surcharge in self.candidates:
-            if any(limit(batch) is not None for limit in limits):
-                continue
-            if failures and group is not None and failures.reason(group, batch):
-                continue
-            allowed, surface = True, self.surfaces.get(name) if name in arms else None
-            us = None if surface is None or at is None else surface.latency_us(at)
-            if us is not None:
-                times[name] = us if surcharge is None else us + surcharge(batch)
-        return times if allowed else None
+        at, times = self._position(batch), dict[str, float]()
+        for name, *_, surcharge in self.candidates:
+            if name in arms and name not in forbidden:
+                surface = self.surfaces.get(name)
+                us = None if surface is None or at is None else surface.latency_us(at)
+                if us is not None:
+                    times[name] = us if surcharge is None else us + surcharge(batch)
+        return times
 
     def spread(self, arm: str) -> float:
         """Relative error of the arm's surface between measured points, by leaving each out.

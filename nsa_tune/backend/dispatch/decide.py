@@ -102,28 +102,18 @@ def pick(
         for choice in allowed:
             if forced in question.choices[choice]:
                 return choice, Verdict.FORCED
-    return resolve(
-        question,
-        lambda: _candidates(question, [survey]),
-        list(allowed),
-        costs,
-        default,
-        survey.margin,
-    )
+    return resolve(question, (survey,), [*allowed], costs, default, survey.margin)
 
 
 def resolve(
     question: Question,
-    candidates: Callable[[], Sequence[str]],
+    surveys: Sequence[Survey],
     allowed: Sequence[str],
     costs: Mapping[str, float],
     default: str,
     margin: float = MARGIN,
 ) -> tuple[str | None, Verdict]:
-    """The choice among `allowed` (in declared order), by `costs` where two of them have one.
-
-    `candidates` gives the choices that the device has any arm for, allowed or not.
-    """
+    """The choice among `allowed` (in declared order), by `costs` where two of them have one."""
     if len(allowed) == 1 and (costs or default in question.choices):
         return allowed[0], Verdict.ONLY
     if len(costs) >= 2:
@@ -135,7 +125,7 @@ def resolve(
         return default, Verdict.BASELINE
     # A baseline may name what this point has no arm for on this device (a kernel that nobody
     # declared). No guard speaks against that, so it stands, unless every known way is forbidden.
-    possible = candidates()
+    possible = _candidates(question, surveys)
     if default not in possible and (allowed or not possible):
         return default, Verdict.BASELINE
     if allowed:
@@ -253,9 +243,7 @@ def decide_for_all(
     defaults = [decision.default for decision in decisions]
     usual = max(dict.fromkeys(defaults), key=defaults.count)
 
-    choice, verdict = resolve(
-        question, lambda: _candidates(question, surveys), allowed, losses, usual
-    )
+    choice, verdict = resolve(question, surveys, allowed, losses, usual)
     wanted = [name for name in allowed if forced in question.choices[name]]
     if wanted and all(forced in surveys[i].latencies for i in allowing):
         choice, verdict = wanted[0], Verdict.FORCED

@@ -142,7 +142,7 @@ class TablePlanner:
                 plan = self.plan(batch)
                 return tuple(getattr(plan, name) for name in names)
             choices = chosen(asked, batch)
-            return tuple(choices[name] for name in names)
+            return tuple([choices[name] for name in names])
 
         return choose
 
@@ -248,8 +248,7 @@ def chosen(asked: Iterable[_Asked], batch: Batch) -> dict[str, str | None]:
         survey = policy.survey_of(part, batch)
         for question, default in questions:
             open_choices = policy.choices[question.name]
-            picked = pick(question, survey, default(batch), forced, open_choices)
-            choices[question.name] = picked[0]
+            choices[question.name], _ = pick(question, survey, default(batch), forced, open_choices)
     return choices
 
 

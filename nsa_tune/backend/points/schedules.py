@@ -6,7 +6,7 @@ batches tell it apart (docs/policy.md says what each term saves).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from math import ceil, inf
@@ -107,20 +107,17 @@ def sequences(batch: Batch) -> Iterator[tuple[int, int, int]]:
         yield kv - new, new, 1
 
 
-def attended_pairs(
-    batch: Batch, topk: int, alike: Iterable[tuple[int, int, int]] | None = None
-) -> float:
+def attended_pairs(batch: Batch, topk: int) -> float:
     """Pairs that sparse attention computes: a query attends to at most `topk` keys.
 
-    From sums alone it is an upper bound, reached while all queries are below or all above. `alike`
-    are the batch's `sequences`, where these are known.
+    From sums alone it is an upper bound, reached while all queries are below or all above.
     """
     if batch.max_kv <= topk:
         return float(batch.pairs)
     if batch.kv_lens is None:
         return float(min(batch.pairs, batch.q_tokens * topk))
     total = 0
-    for prefix, new, count in alike or sequences(batch):
+    for prefix, new, count in sequences(batch):
         if prefix >= topk:
             total += count * new * topk
             continue
@@ -130,8 +127,8 @@ def attended_pairs(
     return float(total)
 
 
-def step_pairs(batch: Batch, topk: int, attended: float) -> float:
-    """The attended pairs, if each row's keys are rounded up to whole steps of FlashMLA.
+def step_pairs(batch: Batch, topk: int, attended: float) -> tuple[float, int]:
+    """The attended pairs, and the longest row, if keys are rounded up to whole steps of FlashMLA.
 
     Rows that are alike are rounded up together. Of others each takes half a step more, except rows
     of `topk` keys, which are whole steps; how many have fewer is estimated as if each of them had
@@ -140,18 +137,11 @@ def step_pairs(batch: Batch, topk: int, attended: float) -> float:
     rows = batch.q_tokens
     longest = -(-min(batch.max_kv, topk) // STEP) * STEP
     if batch.max_kv <= STEP:
-        return float(rows * longest)
+        return rows * longest, longest
     if rows <= _FEW_ROWS * batch.batch_size and batch.kv_tokens == batch.batch_size * batch.max_kv:
-        return rows * -(-attended / rows // STEP) * STEP
+        return rows * -(-attended / rows // STEP) * STEP, longest
     more = min((rows * topk - attended) * STEP / topk, rows * STEP / 2)
-    return min(attended + more, float(rows * longest))
-
-
-def step_makespan(batch: Batch, topk: int, pairs: float, wave: int) -> float:
-    """`makespan` of rows whose `pairs` are in whole steps: keys that one of `wave` slots goes
-    through."""
-    longest = -(-min(batch.max_kv, topk) // STEP) * STEP
-    return makespan(batch.q_tokens, pairs, float(longest), wave)
+    return min(attended + more, rows * longest), longest
 
 
 # --- FlashMLA's decode kernel

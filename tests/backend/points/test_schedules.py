@@ -94,12 +94,11 @@ def test_whole_steps_lie_between_the_pairs_and_the_longest_row_for_all(
 ) -> None:
     batch = extend_of(lengths)
     attended = schedules.attended_pairs(batch, TOPK)
-    steps = schedules.step_pairs(batch, TOPK, attended)
-    longest = -(-min(batch.max_kv, TOPK) // schedules.STEP) * schedules.STEP
+    steps, longest = schedules.step_pairs(batch, TOPK, attended)
 
+    assert longest == -(-min(batch.max_kv, TOPK) // schedules.STEP) * schedules.STEP
     assert attended <= steps * (1 + 1e-9)
     assert steps <= batch.q_tokens * longest
-    assert schedules.step_makespan(batch, TOPK, steps, 66) >= min(longest, steps / 66)
 
 
 @given(prefix=st.integers(0, 5000), new=st.integers(1, 700), count=st.integers(1, 4))
@@ -108,7 +107,7 @@ def test_a_row_s_keys_are_rounded_up_to_whole_steps(prefix: int, new: int, count
     batch = Batch.extend([prefix] * count, [new] * count)
     keys = [min(prefix + i, TOPK) for i in range(1, new + 1)]
     exact = count * sum(-(-row // 128) * 128 for row in keys)
-    found = schedules.step_pairs(batch, TOPK, schedules.attended_pairs(batch, TOPK))
+    found, _ = schedules.step_pairs(batch, TOPK, schedules.attended_pairs(batch, TOPK))
 
     assert abs(found - exact) <= 128 * batch.q_tokens
     if prefix + new <= 128 or prefix >= TOPK:

@@ -9,7 +9,6 @@ from nsa_tune.backend.libraries.limits import (
     at_most_rows,
     beyond_memory,
     bound,
-    first_of,
     index_offsets,
     rows_in_quarter_of_memory,
 )
@@ -138,13 +137,10 @@ def _decode_offsets(setting: Setting) -> Limit | str:
     if heads is None:
         return too_many_heads(setting)
     formula = (INT32 - 1) // (heads * 512) - split_parts(setting)
-    rows = bound(setting, "flashmla_decode_rows", formula, formula)
-    indices = index_offsets(setting, _OVERFLOW.format("FlashMLA's"))
-    limits = [indices] if setting.profile.has_indexer else []
-    if rows is None:
-        return first_of(*limits)
+    rows = min(setting.limits.get("flashmla_decode_rows", formula), formula)
     why = f"of {heads} heads pass {rows}, behind which FlashMLA's int32 split offsets overflow"
-    return first_of(at_most_rows(rows, why), *limits)
+    # The rows' selections overflow later.
+    return at_most_rows(rows, why)
 
 
 def _mixed_offsets(setting: Setting) -> Limit | str:
@@ -162,7 +158,7 @@ def _mixed_offsets(setting: Setting) -> Limit | str:
             "behind which FlashMLA's int32 split offsets overflow"
         )
 
-    return first_of(limit, index_offsets(setting, _OVERFLOW.format("FlashMLA's")))
+    return limit
 
 
 def too_many_heads(setting: Setting) -> str:

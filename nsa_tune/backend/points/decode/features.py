@@ -55,10 +55,10 @@ def features(setting: Setting) -> FeatureFunctions:
 
     def computed(batch: Batch) -> tuple[float, ...]:
         attended = schedules.attended_pairs(batch, topk)
-        pairs = schedules.step_pairs(batch, topk, attended)
-        longest = schedules.step_makespan(batch, topk, pairs, wave)
+        pairs, longest = schedules.step_pairs(batch, topk, attended)
         rows = batch.q_tokens
-        terms = Terms(float(rows), attended, pairs, longest, triton(rows))
+        makespan = schedules.makespan(rows, pairs, longest, wave)
+        terms = Terms(rows, attended, pairs, makespan, triton(rows))
         return (*terms, *schedule(batch, attended))
 
     def coordinates(batch: Batch) -> tuple[float, ...]:

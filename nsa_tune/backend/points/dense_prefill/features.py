@@ -46,10 +46,10 @@ OF_TORCH = ("rows", "attended_pairs")
 def features(setting: Setting) -> FeatureFunctions:
     """The features of an extend, and where it lies: octaves of its q tokens, half octaves of the
     others. That nothing is read back without a prefix is a term (`prefix_keys`)."""
-    common, absorbed = prefill.common_terms(setting), absorbed_terms(setting)
+    common, absorbed = prefill.terms_of(setting), absorbed_terms(setting)
 
     def computed(batch: Batch) -> tuple[float, ...]:
-        expanded = common(batch)
+        expanded = prefill.Terms(*common(batch))
         return (*expanded, *_expanded(batch, expanded, setting), *absorbed(batch))
 
     names = (*prefill.Terms._fields, SGL_FA3[-1], FLASHINFER_FA3[-1], *ABSORBED)

@@ -103,18 +103,10 @@ def features(setting: Setting) -> FeatureFunctions:
     the others, along which the kernels' efficiency changes less."""
     topk = setting.profile.index_topk
     names, schedule = _schedule(setting)
-    every = (*Terms._fields, *names)
 
     def some(wanted: Collection[str]) -> Callable[[Batch], tuple[float, ...]]:
-        common = common_terms(setting, wanted)
-        if not set(names) & set(wanted):
-            return lambda batch: (*common(batch), *[0.0] * len(names))
-
-        def computed(batch: Batch) -> tuple[float, ...]:
-            terms = common(batch)
-            return (*terms, *schedule(batch, terms.attended_pairs))
-
-        return computed
+        of_pool = schedule if set(names) & set(wanted) else _zeros(names)
+        return terms_of(setting, wanted, of_pool)
 
     def coordinates(batch: Batch) -> tuple[float, ...]:
         attended = schedules.attended_pairs(batch, topk)
@@ -125,6 +117,7 @@ def features(setting: Setting) -> FeatureFunctions:
             log2(batch.batch_size) / 2,
         )
 
+    every = (*Terms._fields, *names)
     return FeatureFunctions(every, some(every), coordinates, _regime, some)
 
 
@@ -133,71 +126,71 @@ def _regime(batch: Batch) -> int:
     return 1 if batch.prefix_tokens else 0
 
 
-def _schedule(
-    setting: Setting,
-) -> tuple[tuple[str, ...], Callable[[Batch, float], tuple[float, ...]]]:
-    """Names, and a function of a batch and its attended pairs, of what only the kernels over this
-    layout of a pool do."""
+_Some = Callable[[Batch, float], tuple[float, ...]]
+"""Some of the terms of a batch and its attended pairs."""
+
+
+def _schedule(setting: Setting) -> tuple[tuple[str, ...], _Some]:
+    """Names and terms of what only the kernels over this layout of a pool do."""
     if setting.layout is KVLayout.BF16:
         return schedules.Fa3Terms._fields, schedules.fa3(setting)
     blocks, mixed = schedules.flash_mla_blocks(setting), schedules.mixed_blocks(setting)
 
-    def terms(batch: Batch, attended: float) -> FlashMlaTerms:
+    def terms(batch: Batch, attended: float) -> tuple[float, ...]:
         del attended
-        return FlashMlaTerms(blocks(batch.q_tokens), mixed(batch.q_tokens))
+        return blocks(batch.q_tokens), mixed(batch.q_tokens)
 
     return FlashMlaTerms._fields, terms
 
 
-def common_terms(
-    setting: Setting, wanted: Collection[str] = Terms._fields
-) -> Callable[[Batch], Terms]:
-    """The terms of a batch that every KV layout has; those of unions, and of tiles, may be 0 where
-    none of them is wanted."""
+def terms_of(
+    setting: Setting, wanted: Collection[str] = Terms._fields, of_pool: _Some | None = None
+) -> Callable[[Batch], tuple[float, ...]]:
+    """The numbers called `Terms` of a batch, and those of its pool; those of unions, and of tiles,
+    may be 0 where none of them is wanted."""
     topk, wave = setting.profile.index_topk, schedules.wave_of(setting)
     first = Terms._fields.index("longest_union"), Terms._fields.index("query_tiles")
     unions, tiles = Terms._fields[slice(*first)], Terms._fields[first[1] :]
     of_unions = _zeros(unions) if set(unions).isdisjoint(wanted) else _unions(setting)
     of_tiles = _zeros(tiles) if set(tiles).isdisjoint(wanted) else _tiles(setting)
+    of_pool = of_pool or _zeros(())
 
-    def terms(batch: Batch) -> Terms:
-        rows, keys, alike = batch.q_tokens, batch.kv_tokens, [*schedules.sequences(batch)]
-        attended = schedules.attended_pairs(batch, topk, alike)
-        pairs = schedules.step_pairs(batch, topk, attended)
-        return Terms(
-            float(rows),
-            float(max(rows, _TILE)),
-            float(max(keys, _TILE)),
-            float(batch.batch_size),
-            float(keys) if keys > rows else 0.0,
+    def terms(batch: Batch) -> tuple[float, ...]:
+        rows, keys = batch.q_tokens, batch.kv_tokens
+        attended = schedules.attended_pairs(batch, topk)
+        pairs, longest = schedules.step_pairs(batch, topk, attended)
+        return (
+            rows,
+            max(rows, _TILE),
+            max(keys, _TILE),
+            batch.batch_size,
+            keys if keys > rows else 0,
             attended,
-            schedules.step_makespan(batch, topk, pairs, wave),
-            float(min(batch.max_kv, topk)),
-            *of_unions(batch, alike),
-            *of_tiles(batch, alike),
+            schedules.makespan(rows, pairs, longest, wave),
+            min(batch.max_kv, topk),
+            *of_unions(batch, attended),
+            *of_tiles(batch, attended),
+            *of_pool(batch, attended),
         )
 
     return terms
 
 
-_Some = Callable[[Batch, Sequence[tuple[int, int, int]]], tuple[float, ...]]
-"""Some of the terms of a batch and its sequences."""
-
-
 def _zeros(names: Sequence[str]) -> _Some:
     none = (0.0,) * len(names)
-    return lambda batch, alike: none
+    return lambda batch, attended: none
 
 
 def _unions(setting: Setting) -> _Some:
     topk, sms, kept = setting.profile.index_topk, schedules.sms_of(setting), setting.kept
 
-    def terms(batch: Batch, alike: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
+    def terms(batch: Batch, attended: float) -> tuple[float, ...]:
+        del attended
         rows = batch.q_tokens
-        union, longest = union_keys(alike, topk, kept)
+        union, longest = union_keys(schedules.sequences(batch), topk, kept)
         makespan = schedules.makespan(-(-rows // 4), union, longest, sms)
         waves, lone = -(-(rows // 4) // sms), min(batch.max_kv, topk) if rows % 4 else 0
-        return longest, makespan, float(waves), float(lone)
+        return longest, makespan, waves, lone
 
     return terms
 
@@ -206,13 +199,12 @@ def _tiles(setting: Setting) -> _Some:
     topk, heads, sms = setting.profile.index_topk, setting.heads, schedules.sms_of(setting)
     slots, share, channels = 2 * sms, heads / (2 * sms), setting.profile.v
 
-    def terms(batch: Batch, alike: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
+    def terms(batch: Batch, attended: float) -> tuple[float, ...]:
+        del attended
         rows = batch.q_tokens
-        tiles, tile_pairs = query_tiles(batch, _TILE, alike)
+        tiles, tile_pairs = query_tiles(batch, _TILE)
         width = fa2_tile(batch, channels)
-        fa2_tiles, fa2_pairs = (
-            (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width, alike)
-        )
+        fa2_tiles, fa2_pairs = (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width)
         blocks, fa2_blocks = tiles * heads, fa2_tiles * heads
         longest = batch.max_kv
         if longest <= topk and fa2_blocks <= slots:
@@ -221,16 +213,16 @@ def _tiles(setting: Setting) -> _Some:
         if fa2_blocks > slots:
             busiest = max(fa2_pairs * share + busiest / 2, busiest)
         return (
-            float(tiles),
+            tiles,
             tile_pairs,
             schedules.makespan(blocks, tile_pairs * heads, batch.max_kv * _TILE, sms),
-            float(-(-blocks // sms)),
-            float(fa2_tiles),
-            float(width == 16 and channels >= 256),
-            float(-(-fa2_blocks // slots)),
+            -(-blocks // sms),
+            fa2_tiles,
+            width == 16 and channels >= 256,
+            -(-fa2_blocks // slots),
             busiest,
-            float(splits),
-            float(rows) if splits else 0.0,
+            splits,
+            rows if splits else 0,
         )
 
     return terms
@@ -287,6 +279,11 @@ def fa2_keys(batch: Batch, width: int, most: int) -> int:
     some = schedules.sequences(batch)
     runs = [(prefix + new, -(-new // width) * count) for prefix, new, count in some]
     low, high = min(_FEWEST_KEYS, batch.max_kv), batch.max_kv
+    # Pieces are no fewer than all keys fill, and at most one more of each tile.
+    work, least = sum([keys * tiles for keys, tiles in runs]), sum([tiles for _, tiles in runs])
+    low = max(low, min(-(-work // most), high))
+    if most > least:
+        high = max(low, min(-(-work // (most - least)), high))
     while low < high:
         middle = (low + high) // 2
         if sum([-(-keys // middle) * tiles for keys, tiles in runs]) > most:
@@ -296,9 +293,7 @@ def fa2_keys(batch: Batch, width: int, most: int) -> int:
     return low
 
 
-def query_tiles(
-    batch: Batch, width: int, alike: Iterable[tuple[int, int, int]]
-) -> tuple[int, float]:
+def query_tiles(batch: Batch, width: int) -> tuple[int, float]:
     """Tiles of `width` queries of one sequence, and the (query, key) pairs in them; from sums as if
     all sequences were equal."""
     half = width / 2
@@ -308,7 +303,7 @@ def query_tiles(
         before = half * (each - 1) * count + batch.prefix_tokens
         return count * each, (each * before + batch.q_tokens) * width
     total, keys = 0, 0.0
-    for prefix, new, count in alike:
+    for prefix, new, count in schedules.sequences(batch):
         tiles = -(-new // width)
         total += count * tiles
         # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
