@@ -18,6 +18,8 @@ from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
+_KEYS = 64
+"""Keys of its block for values of 256 channels, as far as short sequences tell."""
 _FEWEST_KEYS = 128
 """Keys of the smallest part into which FlashAttention-2 splits them."""
 
@@ -53,7 +55,8 @@ class Terms(NamedTuple):
     tile_pairs: float
     """(query, key) pairs of these tiles."""
     tile_makespan_pairs: float
-    """Of these, pairs that an SM goes through until the last tile ends."""
+    """Of these, pairs that an SM goes through until the last tile ends; of 256 channels in whole
+    blocks of keys."""
     tile_waves: float
     """Whole waves of these tiles, one for each head."""
     fa2_tiles: float
@@ -61,7 +64,7 @@ class Terms(NamedTuple):
     fa2_narrow: float
     """1 where these have 16 queries of 256 channels: warps share the keys then, and merge."""
     fa2_tile_waves: float
-    """Whole waves of these, two on each SM."""
+    """Whole waves of these, two on each SM; of 256 channels they take as long as one by one."""
     fa2_makespan_pairs: float
     """Pairs of its busiest SM."""
     fa2_splits: float
@@ -89,7 +92,9 @@ OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
 # A program alone on an SM waits for memory, so that its keys take longer than those of two.
 OF_TRITON = (*OF_MLA, "longest_keys")
-OF_UNION = ("prefix_keys", "union_makespan_keys", "longest_union", "union_waves", "lone_keys")
+OF_UNION = (
+    "prefix_keys", "union_makespan_keys", "longest_union", "union_waves", "lone_keys", "lone_rows",
+)  # fmt: skip
 # Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs.py).
 OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "sequences", "prefix_keys", "makespan_keys")
 # What rows cost is in the schedule: at powers of two, as most swept rows are, both grow alike.
@@ -131,16 +136,19 @@ _Some = Callable[[Batch, float], tuple[float, ...]]
 
 
 def _schedule(setting: Setting) -> tuple[tuple[str, ...], _Some]:
-    """Names and terms of what only the kernels over this layout of a pool do."""
+    """Names and terms of what dense attention has not: whether rows are left over behind the fours,
+    for which a union launches a kernel more, and what the kernels over this layout of a pool do."""
     if setting.layout is KVLayout.BF16:
-        return schedules.Fa3Terms._fields, schedules.fa3(setting)
+        fa3 = schedules.fa3(setting)
+        names = ("lone_rows", *schedules.Fa3Terms._fields)
+        return names, lambda batch, attended: (batch.q_tokens % 4 > 0, *fa3(batch, attended))
     blocks, mixed = schedules.flash_mla_blocks(setting), schedules.mixed_blocks(setting)
 
     def terms(batch: Batch, attended: float) -> tuple[float, ...]:
         del attended
-        return blocks(batch.q_tokens), mixed(batch.q_tokens)
+        return batch.q_tokens % 4 > 0, blocks(batch.q_tokens), mixed(batch.q_tokens)
 
-    return FlashMlaTerms._fields, terms
+    return ("lone_rows", *FlashMlaTerms._fields), terms
 
 
 def terms_of(
@@ -206,6 +214,10 @@ def _tiles(setting: Setting) -> _Some:
         width = fa2_tile(batch, channels)
         fa2_tiles, fa2_pairs = (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width)
         blocks, fa2_blocks = tiles * heads, fa2_tiles * heads
+        fa3_keys, fa3_pairs, held = batch.max_kv, tile_pairs, slots
+        if channels >= 256:
+            fa3_keys, held = -(-fa3_keys // _KEYS) * _KEYS, sms
+            fa3_pairs += tiles * _TILE * _KEYS / 2
         longest = batch.max_kv
         if longest <= topk and fa2_blocks <= slots:
             longest = fa2_keys(batch, width, slots // heads)
@@ -215,11 +227,11 @@ def _tiles(setting: Setting) -> _Some:
         return (
             tiles,
             tile_pairs,
-            schedules.makespan(blocks, tile_pairs * heads, batch.max_kv * _TILE, sms),
+            schedules.makespan(blocks, fa3_pairs * heads, fa3_keys * _TILE, sms),
             -(-blocks // sms),
             fa2_tiles,
             width == 16 and channels >= 256,
-            -(-fa2_blocks // slots),
+            -(-fa2_blocks // held),
             busiest,
             splits,
             rows if splits else 0,
