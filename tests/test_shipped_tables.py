@@ -343,8 +343,6 @@ def test_mean_regret_over_all_held_out_files_is_small() -> None:
     files = sorted(path for path in FOLDER.iterdir() if path.is_file() and path not in DENSE_FILES)
     every: defaultdict[str, list[float]] = defaultdict(list)
     for question, name, losses in shipped_losses(files):
-        if name.endswith("glm-5_h8_bf16_80.tsv"):
-            continue  # A table takes nothing to be shared, where SGLang's plug-in knows better.
         every[question] += losses
         if "bf16" in name:
             every[f"{question}, bf16"] += losses
@@ -352,6 +350,5 @@ def test_mean_regret_over_all_held_out_files_is_small() -> None:
 
     assert len(means) > 12
     for question, mean in means.items():
-        # With 8 heads Triton's kernels and tiles of MHA come close to others.
-        loose = {"sparse_prefill, bf16": 0.0043, "mha_kernel, bf16": 0.0014}
+        loose = {"sparse_prefill, bf16": 0.0043}  # With 16 heads Triton's kernel comes close.
         assert mean <= (0.003 if question[0] == "v" else loose.get(question, 0.0012)), question
