@@ -37,9 +37,9 @@ _UNION = f"{TRITON}_union4"
 _TRITONS = frozenset({TRITON, _UNION})
 _STEPS = 16
 """Shares of a selection that are told apart, rounded down: unions are taken a little late."""
-_FEW = 2048
-"""New tokens up to which nothing shared counts. Such a pass may wait for its host, for which a
-union is several launches more in each layer, and a start has timed none."""
+_FEW, _SOME = 1024, 2048
+"""New tokens up to which nothing that is shared counts, and three quarters of it. Such a pass may
+wait for its host, for which a union is several launches more in each layer."""
 _SORTED_BYTES = 20
 """Scratch of a union for a query and key: sorted keys, their places, the union and its bits."""
 
@@ -239,6 +239,7 @@ class Prefill:
         if asked is None:
             return None
         share = 0.0 if self.kept is None or asked.q_tokens <= _FEW else self.kept.share
+        share *= 0.75 if asked.q_tokens <= _SOME else 1.0
         return self.answers.of(asked, engine_mha=engine_mha, kept=share, proven=proven)
 
     def steer(self, forward_batch: Any) -> bool:

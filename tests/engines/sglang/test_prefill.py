@@ -429,7 +429,8 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
             look_at(backend, same)
 
     assert after[1] == (4 if "triton_sparse_mla_union4" in answers.impls else 0)
-    few = engine.batch([30720], [2048])
+    few, some = engine.batch([30720], [1024]), engine.batch([30720], [2048])
+    assert _kernel(engine, backend, some) == after
     before = _kernel(engine, backend, few)
     if backend._nsa_tune_prefill.kept is not None:
         assert backend._nsa_tune_prefill.kept.share == 1
