@@ -8,8 +8,8 @@
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file, or a zip of some, anywhere: regret is the time of the arm that was chosen
 over the best arm's, minus one. Without --db the shipped table answers; --sums asks it without the
-lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA. Arms without
-times in the file do not count. `table` takes several files, `left-out` a table's own batches.
+lengths; --taken asks for a kernel only where the table takes its path, --kept for queries that keep
+such a share of their keys. `table` takes several files, `left-out` a table's own batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nsa_tune import Batch, Dispatcher
+from nsa_tune import Batch, Dispatcher, Plan
 from nsa_tune.backend.baselines import SGLANG_0_5_17, SGLANG_0_5_23, VLLM_0_33_0
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
@@ -41,11 +41,12 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.text_table import read_text
 from nsa_tune.engines.dispatchers import with_costs
+from nsa_tune.engines.sglang.costs import sharing
 
-_TRIES = 1000
-"""Random batches among which one leaves a choice, if any does."""
-_PARTS = 8
+_TRIES, _PARTS = 1000, 8
+"""Random batches among which one leaves a choice, if any does, and parts of a table left out."""
 _QUESTIONS = [(point, question) for point in POINTS.values() for question in point.questions]
+_WHOLE = Question("path and kernel", {arm.name: (arm.name,) for arm in POINTS["prefill"].arms})
 _KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
 
 Choose = Callable[[Batch], str | None]
@@ -77,8 +78,7 @@ def measure(arguments: argparse.Namespace) -> None:
     timer = timer_for(device)
     given = (arguments.model, arguments.heads, arguments.kv_dtype)
     setting = devices.setting_of(device, *given, overlap=arguments.overlap)
-    key = devices.key_of(setting, timer.protocol)
-    out: Path = arguments.out
+    key, out = devices.key_of(setting, timer.protocol), arguments.out
     before = read_text(out) if out.exists() else None
     if before is not None and before.key != key:
         off = [f"{name}: {old}, here {new}" for name, old, new in before.key.differences(key)]
@@ -166,9 +166,7 @@ def with_arms(dispatcher: Dispatcher, timed: Set[tuple[str, str]]) -> Dispatcher
 
 def choosers(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
     """Who decides: the table, the engines' baselines, and always the same choice."""
-    found: dict[str, Choose] = {
-        "nsa-tune": lambda batch: getattr(dispatcher.plan(batch), question.name)
-    }
+    found: dict[str, Choose] = {"nsa-tune": lambda batch: _choice(dispatcher.plan(batch), question)}
     eager = () if dispatcher.setting.profile.has_indexer else (SGLANG_0_5_17,)
     for engine in (SGLANG_0_5_23, *eager, VLLM_0_33_0):
         if question.name in engine.defaults:
@@ -188,15 +186,11 @@ def summed(batch: Batch) -> Batch:
 
 def summary(regrets: list[float]) -> dict[str, float]:
     """Mean, median, 99th percentile and worst of relative regrets."""
-    ordered = sorted(regrets)
-    last = len(ordered) - 1
+    ordered, count, last = sorted(regrets), len(regrets), len(regrets) - 1
     return {
-        "batches": len(ordered),
-        "mean": sum(ordered) / len(ordered),
-        "median": ordered[last // 2],
-        "p99": ordered[min(round(0.99 * len(ordered)), last)],
-        "worst": ordered[-1],
-    }
+        "batches": count, "mean": sum(ordered) / count, "median": ordered[last // 2],
+        "p99": ordered[min(round(0.99 * count), last)], "worst": ordered[-1],
+    }  # fmt: skip
 
 
 def opened(held_out: Table, db: Path | None, without: Set[str] = frozenset()) -> Dispatcher:
@@ -216,6 +210,11 @@ def _always(choice: str, _: Batch) -> str:
     return choice
 
 
+def _choice(plan: Plan, question: Question) -> str | None:
+    kernel = plan.mha_kernel if plan.prefill_path == "mha" else plan.sparse_prefill
+    return f"{plan.prefill_path}/{kernel}" if question is _WHOLE else getattr(plan, question.name)
+
+
 def losses(some: Sequence[Cell], choose: Choose, *, sums: bool = False) -> list[float] | None:
     """The regret on each batch; None where the choice was not measured on all of them."""
     regrets = [one.regret(choose(summed(one.batch) if sums else one.batch)) for one in some]
@@ -227,8 +226,10 @@ def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
     for _, held_out in held_out_tables(arguments.table):
         key, dispatcher = held_out.key, opened(held_out, arguments.db)
+        if arguments.kept:
+            dispatcher = sharing(dispatcher, arguments.kept)
         result = []
-        for point, question in _QUESTIONS:
+        for point, question in (*_QUESTIONS, (POINTS["prefill"], _WHOLE)):
             some = list(cells(held_out, point.name, question))
             if arguments.taken:
                 some = [one for one in some if is_taken(dispatcher, question, one.batch)]
@@ -248,10 +249,8 @@ def is_taken(dispatcher: Dispatcher, question: Question, batch: Batch) -> bool:
 
 def table(arguments: argparse.Namespace) -> None:
     """Print what the shipped tables' choices lose, by question and held-out table, and by all."""
-    rows: list[tuple[str, str, list[float]]] = []
-    total: defaultdict[str, list[float]] = defaultdict(list)
-    for question, name, regrets in shipped_losses(arguments.files):
-        rows.append((question, name, regrets))
+    rows, total = list(shipped_losses(arguments.files)), defaultdict[str, list[float]](list)
+    for question, _, regrets in rows:
         total[question] += regrets
     rows = sorted([*rows, *((question, "~ all", regrets) for question, regrets in total.items())])
     said = [{"question": of, "held-out table": name, **summary(lost)} for of, name, lost in rows]
@@ -338,6 +337,7 @@ def main() -> None:
     scoring.add_argument("--db", type=Path)
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
     scoring.add_argument("--taken", action="store_true", help="kernels only where they run")
+    scoring.add_argument("--kept", type=float, help="share of its keys that a query keeps")
     scoring.set_defaults(run=score)
     listing = commands.add_parser("table", help="the shipped tables' regret on several files")
     listing.add_argument("files", type=Path, nargs="+")

@@ -280,7 +280,7 @@ def test_batches_that_nothing_was_chosen_by_are_answered_as_well(held_out: Table
 def test_where_queries_share_their_keys_the_answers_hold(
     question: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    score(Namespace(table=OVERLAP, db=None, sums=False, taken=True, offered=False))
+    score(Namespace(table=OVERLAP, db=None, sums=False, taken=True, kept=None))
 
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     (ours,) = (row[2:] for row in rows if row[:2] == [f"| {question}", "nsa-tune"])
