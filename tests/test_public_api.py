@@ -89,8 +89,7 @@ def test_the_dispatcher_is_opened_like_this() -> None:
     parameters = inspect.signature(nsa_tune.Dispatcher.open).parameters
 
     assert list(parameters) == [
-        "db", "gpu", "model", "heads", "kv_dtype", "strict", "baseline", "demote_failed",
-        "layers",
+        "db", "gpu", "model", "heads", "kv_dtype", "strict", "baseline", "layers",
     ]  # fmt: skip
     assert list(inspect.signature(nsa_tune.Dispatcher.captured).parameters)[1:] == [
         "batch_size",
