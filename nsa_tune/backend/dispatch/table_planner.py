@@ -31,7 +31,7 @@ from nsa_tune.backend.types.point import Question, Setting
 from nsa_tune.backend.types.records import Table
 
 _CONTEXTS = 17
-"""Context lengths at which a captured size is weighed when nobody says which will come."""
+"""Context lengths at which a captured size is weighed."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Fractions of its multiples are spread evenly, however many are taken."""
 _UNMEASURED = (1024, 131072)
@@ -148,12 +148,8 @@ class TablePlanner:
 
     # --- captured sizes
 
-    def captured_plan(
-        self, mode: Mode, batch_size: int, next_n: int, contexts: Mapping[int, float] | None
-    ) -> Plan:
-        """The one plan for every context, or for `contexts` (length to how often it comes)."""
-        lengths = sorted(contexts or self._spaced(mode, batch_size, next_n))
-        weights = [contexts[length] for length in lengths] if contexts else []
+    def captured_plan(self, mode: Mode, batch_size: int, next_n: int) -> Plan:
+        """The one plan for every context."""
         equal = [
             Batch.from_totals(
                 mode=mode,
@@ -164,15 +160,13 @@ class TablePlanner:
                 next_n=next_n,
                 captured=True,
             )
-            for length in lengths
+            for length in sorted(self._spaced(mode, batch_size, next_n))
         ]
-        batches = equal if contexts else [_unequal(batch) for batch in equal]
+        batches = [_unequal(batch) for batch in equal]
         choices: dict[str, Choice] = {}
         for policy, _, forced, questions in self._by_mode[mode]:
             for question, default in questions:
-                choices[question.name] = decide_for_all(
-                    question, policy, batches, default, weights=weights, forced=forced
-                )
+                choices[question.name] = decide_for_all(question, policy, batches, default, forced)
         taken = {name: choice.choice for name, choice in choices.items()}
         return self._plan(equal[-1], taken, _Because(self, choices))
 
