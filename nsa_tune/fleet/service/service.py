@@ -22,7 +22,7 @@ from nsa_tune.fleet.service.auth.tokens import Tokens
 from nsa_tune.fleet.service.jobs.demand import Demand
 from nsa_tune.fleet.service.jobs.queue import LEASE_S, Jobs
 from nsa_tune.fleet.service.jobs.weights import BatchWeights
-from nsa_tune.fleet.service.metrics import Holdings, Metrics
+from nsa_tune.fleet.service.metrics import Metrics
 from nsa_tune.fleet.service.state import State, state_path
 from nsa_tune.fleet.service.tables.bodies import Bodies, Body, Make, whole
 from nsa_tune.fleet.service.tables.index import Entry, Held, Index
@@ -98,7 +98,7 @@ class Service:
             self._bodies = Bodies()
             self._receiving: Counter[str] = Counter()
             self._checking = 0
-            self.metrics = Metrics(self._holdings)
+            self.metrics = Metrics()
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -185,11 +185,17 @@ class Service:
         self.metrics.rows.labels("known").inc(merged.known)
         return merged
 
-    def _holdings(self) -> Holdings:
+    def metrics_text(self) -> bytes:
+        """What Prometheus reads.
+
+        Raises:
+            StoreError: when a database cannot be read.
+        """
         held = self._index.held()
-        return Holdings(
-            self.jobs.counts(), len(held.entries), held.measurements, len(self.demand.doubtful()),
-            self.jobs.worker_count(), self.database.stat().st_size,
+        return self.metrics.text(
+            self.jobs.counts(), tables=len(held.entries), measurements=held.measurements,
+            doubtful_tables=len(self.demand.doubtful()), workers=self.jobs.worker_count(),
+            database_bytes=self.database.stat().st_size,
         )  # fmt: skip
 
 

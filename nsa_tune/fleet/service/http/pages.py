@@ -94,7 +94,7 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         del request
-        text = await self._service.in_state(self._service.metrics.text)
+        text = await self._service.in_state(self._service.metrics_text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def health(self, request: Request) -> Response:
