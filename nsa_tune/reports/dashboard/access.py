@@ -1,14 +1,9 @@
-"""What keeps a page to those who may see it: headers, and for the dashboard names of this machine.
-
-Others see a dashboard through `ssh -L`; who serves tables to others takes the service.
-"""
+"""Headers that keep a page to those who may see it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-from starlette.responses import PlainTextResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,17 +20,6 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
 }
 """Headers of every response."""
-
-
-def local(app: ASGIApp) -> ASGIApp:
-    """`app` by this machine's names alone: a hostile page could point its own at 127.0.0.1."""
-    refusal = PlainTextResponse("this dashboard answers to 127.0.0.1 and localhost only\n", 421)
-
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        name = dict(scope["headers"]).get(b"host", b"").split(b":")[0]
-        await (app if name in (b"localhost", b"127.0.0.1") else refusal)(scope, receive, send)
-
-    return answered
 
 
 def sealed(app: ASGIApp) -> ASGIApp:

@@ -1,4 +1,8 @@
-"""The dashboard as an ASGI application: the page, its assets, and JSON."""
+"""The dashboard as an ASGI application: the page, its assets, and JSON.
+
+It answers to this machine's names alone: a hostile page could point its own at 127.0.0.1. Others
+see it through `ssh -L`; who serves tables to others takes the service.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsa_tune.reports.dashboard.access import local, sealed
+from nsa_tune.reports.dashboard.access import sealed
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
@@ -37,7 +42,8 @@ def application(paths: list[Path]) -> ASGIApp:
         Route("/api/live", pages.live),
         Route("/api/report", pages.report),
     ]
-    return sealed(local(Starlette(routes=routes)))
+    app = Starlette(routes=routes)
+    return sealed(TrustedHostMiddleware(app, ["localhost", "127.0.0.1"], www_redirect=False))
 
 
 class _Body(NamedTuple):
