@@ -6,31 +6,23 @@ point, drawn with a seed, and the trace's, weighted by how often they occur.
 
 1. Coarse: in every regime the candidates that lie farthest from each other are measured.
 2. Refinement: a policy is fitted, and the expected regret of each batch of the sample is estimated.
-   It grows as arms get closer and as the next measured batch gets farther. The candidates nearest
-   to the most expected regret are measured next, without the arms that are clearly slower there.
+   It grows as arms get closer. The candidates nearest to the most expected regret are measured
+   next.
 3. End: the search of a point ends when the expected regret on the worst tenth of the sample is
-   below the target for every question, or no longer falls. A measured batch also tests the policy
-   that was fitted without it: expected regrets are scaled up if realised ones turn out higher.
+   below the target for every question, or no longer falls.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil, dist, floor, inf, log, sqrt
+from math import ceil, dist, floor, inf, sqrt
 from random import Random
-from statistics import median
 
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.search.contenders import (
-    Calibration,
-    Contender,
-    contenders,
-    expected_loss_bound,
-    realised_regret,
-)
+from nsa_tune.autotune.search.contenders import contenders, expected_loss_bound
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
 from nsa_tune.autotune.search.traced import most_frequent
 from nsa_tune.autotune.workload.weighted_batches import WeightedBatch
@@ -39,7 +31,7 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import tail_mean
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, FeatureFunctions, Point, Setting
-from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.backend.types.records import Measurement
 
 TAIL = 0.1
 """The target applies to the mean regret of this share of batches, the worst ones. On most batches
@@ -61,11 +53,6 @@ _PATIENCE = 18
 """A point's search ends after so many batches in which its expected regret did not fall by
 `_FALL`."""
 _FALL = 0.1
-_CLEARLY_SLOWER = 1.5
-"""An arm is not timed on a batch where the lower end of its interval is this many times the upper
-end of the fastest arm's."""
-_NEAR, _FAR = 0.6, 2.0
-"""Limits of the factor by which a spread is scaled with the distance to measured batches."""
 _HOT = 60
 """Refinement looks at so many batches of the sample, those with the highest regret."""
 
@@ -154,16 +141,6 @@ class _PlacedBatch:
         return cls(batch, at.regime, at.coordinates, present, weight)
 
 
-@dataclass(frozen=True, slots=True)
-class _RegimeSpread:
-    """What scales the spreads of a regime's estimates."""
-
-    typical: float
-    """Median distance of a measured batch to the nearest other one, in octaves."""
-    fitted: float
-    """Factor by which residuals are too small, because the model was fitted to them."""
-
-
 class _PointSearch:
     """The adaptive search of one point."""
 
@@ -184,9 +161,6 @@ class _PointSearch:
         self.stored = sum(word in self._candidates for word, _ in self._rows)
         """How many of them are stored already."""
         self._sample = list(self._draw_sample(traced, seed))
-        self._predictions: dict[str, Mapping[str, tuple[Contender, ...]]] = {}
-        """By batch, its contenders before it was measured."""
-        self._calibrations = {question.name: Calibration() for question in point.questions}
         self.regret: dict[str, float] = {}
         """By question, the expected regret on the worst tenth of the sample."""
         self._lowest_regret, self._batches_since_lowest = inf, 0
@@ -221,22 +195,10 @@ class _PointSearch:
                 return job
 
     def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
-        """Add the rows, and compare them with what was predicted for the batch."""
+        """Add the rows."""
         self._batches_since_lowest, self._new_results = self._batches_since_lowest + 1, True
         for row in measurements:
             self._rows[row.batch, row.arm] = row
-        layers = self._setting.sharing
-        times = {
-            row.arm: row.latency_us
-            for row in (measurement.amortised(layers) for measurement in measurements)
-            if row.status is Status.OK and row.latency_us is not None
-        }
-        predicted = self._predictions.pop(str(job.batch), {})
-        for question in self.point.questions:
-            ranked = predicted.get(question.name)
-            realised = realised_regret(question, ranked[0].arm, times) if ranked else None
-            if ranked and realised is not None:
-                self._calibrations[question.name].add(expected_loss_bound(ranked), realised)
 
     def remaining(self) -> int:
         """Jobs in the queue, and those before the search may give up."""
@@ -314,13 +276,11 @@ class _PointSearch:
     def _refine(self) -> None:
         """Fit a policy, and queue the candidates that promise to lower the expected regret most."""
         self._new_results = False
-        policy, spreads = self.estimate()
         unfinished, self._unfinished = self._unfinished, []
-        for batch in unfinished:
-            if arms := self._arms_worth_timing(policy, batch):
-                self._queue.append(Job(self.point, batch, arms))
+        self._queue += (Job(self.point, batch, self._missing(batch)) for batch in unfinished)
         if self._queue:
             return
+        self.estimate()
         worst = max(self.regret.values(), default=0.0)
         if worst < (1 - _FALL) * self._lowest_regret:
             self._lowest_regret, self._batches_since_lowest = worst, 0
@@ -332,42 +292,21 @@ class _PointSearch:
             if word is None:
                 break
             placed = self._candidates.pop(word)
-            distance = _distance_to_nearest(placed, self._measured)
-            wider = _spread_factor(distance, spreads.get(placed.regime))
-            self._predictions[word] = contenders(policy, placed.batch, wider)
             self._add_measured(placed)
-            arms = self._arms_worth_timing(policy, placed.batch) or self._missing(placed.batch)
-            self._queue.append(Job(self.point, placed.batch, arms))
+            self._queue.append(Job(self.point, placed.batch, self._missing(placed.batch)))
         self._ended = not self._queue
 
-    def _spreads(self) -> dict[int, _RegimeSpread]:
-        """By regime, what scales the spreads of its estimates."""
-        by_regime: dict[int, list[float]] = {}
-        for placed in self._measured:
-            distance = _distance_to_nearest(placed, self._measured)
-            by_regime.setdefault(placed.regime, []).append(distance)
-        free = len(self._features.names) + 1
-        return {
-            regime: _RegimeSpread(
-                median(distances), sqrt(len(distances) / max(len(distances) - free, 1))
-            )
-            for regime, distances in by_regime.items()
-        }
-
-    def estimate(self) -> tuple[Policy, Mapping[int, _RegimeSpread]]:
+    def estimate(self) -> None:
         """Fit a policy, and update the expected regrets of the sample and of its worst tenth."""
         policy = Policy.fit(self.point, self._setting, self._rows.values())
-        spreads = self._spreads()
         regrets: dict[str, list[tuple[float, float]]] = {}
         for drawn in self._sample:
             drawn.regret = 0.0
-            wider = _spread_factor(drawn.nearest, spreads.get(drawn.regime))
-            for name, ranked in contenders(policy, drawn.batch, wider).items():
-                regret = self._calibrations[name].factor * expected_loss_bound(ranked)
+            for name, ranked in contenders(policy, drawn.batch).items():
+                regret = expected_loss_bound(ranked)
                 regrets.setdefault(name, []).append((regret, drawn.weight))
                 drawn.regret += regret
         self.regret = {name: tail_mean(pairs, TAIL) for name, pairs in regrets.items()}
-        return policy, spreads
 
     def _most_promising(self) -> str | None:
         """The candidate that comes nearest to the most expected regret of the sample."""
@@ -385,22 +324,6 @@ class _PointSearch:
                 gains[word] = gain
         return max(gains, key=gains.__getitem__, default=None)
 
-    def _arms_worth_timing(self, policy: Policy, batch: Batch) -> tuple[Arm, ...]:
-        """The arms without a row on `batch` that may be the fastest there for some question."""
-        estimates = policy.estimates(batch)
-        missing = self._missing(batch)
-        names = {arm.name for arm in self._allowed(batch)}
-        wanted: set[str] = set()
-        for question in self.point.questions:
-            arms = [arm for some in question.choices.values() for arm in some if arm in names]
-            if any(arm not in estimates for arm in arms):
-                wanted.update(arms)
-            elif len(arms) > 1:
-                limit = log(min(estimates[arm].high_us for arm in arms) * _CLEARLY_SLOWER)
-                close = [arm for arm in arms if log(estimates[arm].low_us) < limit]
-                wanted.update(close if len(close) > 1 else ())
-        return tuple(arm for arm in missing if arm.name in wanted)
-
 
 def _with_missing_features(
     taken: Sequence[_PlacedBatch], candidates: Sequence[_PlacedBatch]
@@ -413,23 +336,3 @@ def _with_missing_features(
             counts.update(placed.features)
             added.append(placed)
     return added
-
-
-def _distance_to_nearest(placed: _PlacedBatch, others: Sequence[_PlacedBatch]) -> float:
-    """Octaves to the nearest of `others` in its regime, not counting itself."""
-    return min(
-        (
-            dist(placed.place, other.place)
-            for other in others
-            if other.regime == placed.regime and other is not placed
-        ),
-        default=inf,
-    )
-
-
-def _spread_factor(nearest: float, spread: _RegimeSpread | None) -> float:
-    """What to multiply a surface's spread by, `nearest` octaves from a measured batch."""
-    if spread is None or spread.typical == inf:
-        return _FAR
-    distance = min(max(nearest / (spread.typical or inf), _NEAR), _FAR)
-    return distance * min(spread.fitted, _FAR)

@@ -13,7 +13,7 @@ all other choices, and so an upper bound. What a plan reports of its choices is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import erfc, exp, hypot, log, pi, sqrt
 
 from nsa_tune.backend.costmodel.policy import Policy
@@ -51,13 +51,8 @@ def expected_loss(gap: float, spread: float) -> float:
     return max(spread * density - gap * erfc(z / sqrt(2)) / 2, 0.0)
 
 
-def contenders(
-    policy: Policy, batch: Batch, wider: float = 1.0
-) -> dict[str, tuple[Contender, ...]]:
-    """By question, its contenders on `batch`, the fastest first; questions with two or more.
-
-    `wider` scales their spreads: the policy's are those of whole surfaces.
-    """
+def contenders(policy: Policy, batch: Batch) -> dict[str, tuple[Contender, ...]]:
+    """By question, its contenders on `batch`, the fastest first; questions with two or more."""
     allowed = policy.survey(batch).latencies
     estimates = policy.estimates(batch)
 
@@ -67,7 +62,7 @@ def contenders(
             return Contender(choice, arm, None, 0.0)
         # The interval is four standard deviations wide.
         spread = log(estimate.high_us / estimate.low_us) / 4
-        return Contender(choice, arm, log(estimate.latency_us), wider * spread)
+        return Contender(choice, arm, log(estimate.latency_us), spread)
 
     ranked = {}
     for question in policy.point.questions:
@@ -108,26 +103,3 @@ def realised_regret(question: Question, chosen: str, times_us: Mapping[str, floa
     arms = {arm for names in question.choices.values() for arm in names}
     times = {arm: time_us for arm, time_us in times_us.items() if arm in arms}
     return regret(times, chosen) if chosen in times else None
-
-
-@dataclass(slots=True)
-class Calibration:
-    """Corrects expected regrets by the realised ones of batches that were then measured."""
-
-    prior: float = 0.1
-    """Both sums start at this, which is worth a few batches."""
-    _expected: float = field(default=0.0, init=False)
-    _realised: float = field(default=0.0, init=False)
-
-    def add(self, expected: float, realised: float) -> None:
-        """Add the expected and the realised regret of one batch."""
-        self._expected += expected
-        self._realised += realised
-
-    @property
-    def factor(self) -> float:
-        """What to multiply expected regrets by, at least 1.
-
-        It is never below 1, because a sweep measures on its grid, where estimates are best.
-        """
-        return max((self._realised + self.prior) / (self._expected + self.prior), 1.0)
