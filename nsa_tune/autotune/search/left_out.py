@@ -1,17 +1,16 @@
 """What a table's choices lose on batches that it has not measured, by leaving measured ones out.
 
 The batches of a point are dealt into parts. Each part is left out in turn, the models are fitted to
-the others, and what they choose on the part's batches is judged by the times measured there. An
-adaptive run measures most where arms are close, so every batch counts by how many random batches of
-the point lie nearest to it.
+the others, and what they choose on the part's batches is judged by the times measured there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import dist, sqrt
+from math import sqrt
 from random import Random
+from statistics import fmean, pvariance
 
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import regret
@@ -20,10 +19,6 @@ from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
 _PARTS = 8
-_DRAWN = 160
-"""Random batches that weigh the measured ones."""
-_NEAREST = 3
-"""Measured batches among which a random one is divided."""
 _UNTIMED = 0.5
 """Regret of an arm that was not timed because it was clearly slower."""
 _UNKNOWN = 0.5
@@ -73,7 +68,7 @@ def _of_point(point: Point, setting: Setting, rows: Sequence[Measurement]) -> di
             times.setdefault(row.batch, {})[row.arm] = row.latency_us
     words = sorted(word for word, by_arm in times.items() if len(by_arm) > 1)
     Random(0).shuffle(words)
-    losses: dict[str, dict[str, float]] = {}
+    losses: dict[str, list[float]] = {}
     for part in range(min(_PARTS, len(words))):
         away = set(words[part::_PARTS])
         policy = Policy.fit(point, setting, (row for row in rows if row.batch not in away))
@@ -82,13 +77,9 @@ def _of_point(point: Point, setting: Setting, rows: Sequence[Measurement]) -> di
             for name, arm in chosen.items():
                 cost = _cost(point, name, times[word], arm)
                 if cost is not None:
-                    losses.setdefault(name, {})[word] = cost
-    nearest = _Nearest(point, setting, words)
-    return {
-        name: _summed(losses[name], nearest.weights(losses[name]))
-        for name in (question.name for question in point.questions)
-        if len(losses.get(name, ())) > 1
-    }
+                    losses.setdefault(name, []).append(cost)
+    names = (question.name for question in point.questions)
+    return {name: _summed(losses[name]) for name in names if len(losses.get(name, ())) > 1}
 
 
 def _chosen(policy: Policy, batch: Batch) -> dict[str, str]:
@@ -116,35 +107,7 @@ def _cost(point: Point, name: str, times: Mapping[str, float], arm: str) -> floa
     return regret(by_choice, choice) if choice in by_choice else _UNTIMED
 
 
-class _Nearest:
-    """Random batches of a point, and which measured ones lie nearest to them."""
-
-    def __init__(self, point: Point, setting: Setting, words: Iterable[str]) -> None:
-        features, random = point.features(setting), Random(f"{point.name} 0")
-        self._at = {word: features.position(Batch.parse(word)) for word in words}
-        self._drawn = []
-        for _ in range(_DRAWN):
-            self._drawn.append(features.position(point.sample(setting, random)))
-
-    def weights(self, among: Iterable[str]) -> dict[str, float]:
-        """How much each of `among` counts; those that nothing drawn is near to count 0."""
-        weights = dict.fromkeys(among, 0.0)
-        for drawn in self._drawn:
-            near = sorted(
-                (dist(drawn.coordinates, self._at[word].coordinates), word)
-                for word in weights
-                if self._at[word].regime == drawn.regime
-            )[:_NEAREST]
-            for _, word in near:
-                weights[word] += 1 / len(near)
-        return weights if any(weights.values()) else dict.fromkeys(weights, 1.0)
-
-
-def _summed(losses: Mapping[str, float], weights: Mapping[str, float]) -> LeftOut:
-    total = sum(weights.values())
-    shares = {word: weight / total for word, weight in weights.items()}
-    mean = sum(losses[word] * share for word, share in shares.items())
-    spread = sum(share * (losses[word] - mean) ** 2 for word, share in shares.items())
-    counted = 1 / sum(share**2 for share in shares.values())
-    most = mean + 2 * sqrt(spread / counted) + 3 / counted * _UNSEEN
-    return LeftOut(mean, most, len(losses))
+def _summed(losses: Sequence[float]) -> LeftOut:
+    mean, count = fmean(losses), len(losses)
+    most = mean + 2 * sqrt(pvariance(losses, mean) / count) + 3 / count * _UNSEEN
+    return LeftOut(mean, most, count)
