@@ -95,4 +95,5 @@ def test_the_dispatcher_is_opened_like_this() -> None:
         "batch_size",
         "next_n",
         "mode",
+        "contexts",
     ]

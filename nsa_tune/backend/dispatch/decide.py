@@ -220,13 +220,15 @@ def decide_for_all(
     policy: Policy,
     batches: Sequence[Batch],
     default: Callable[[Batch], str],
+    *,
+    weights: Sequence[float] = (),
     forced: str | None = None,
 ) -> Choice:
     """The one choice for all of `batches` with the least mean regret, as a captured graph needs.
 
     It must be allowed on each batch on which anything is. Batches on which fewer than two choices
-    were measured do not count, unless all are such. `default` is the engine's baseline.
-    Estimates are geometric means.
+    were measured do not count, unless all are such. `default` is the engine's baseline. `weights`
+    say how often each batch comes, equally without. Estimates are geometric means.
     """
     surveys = [policy.survey(batch) for batch in batches]
     every = [decide(question, policy, batch, default(batch)) for batch in batches]
@@ -235,7 +237,7 @@ def decide_for_all(
     told = list(map(partial(_weighed, question), every, surveys))
     counted = [i for i in allowing if sum(name in told[i] for name in allowed) > 1] or allowing
     decisions = [every[i] for i in counted]
-    shares = [1 / len(counted)] * len(counted)
+    shares = _shares([weights[i] if weights else 1.0 for i in counted])
     losses = _losses(allowed, [told[i] for i in counted], shares)
     # What the baseline takes most often is the default for all.
     defaults = [decision.default for decision in decisions]
@@ -258,6 +260,11 @@ def decide_for_all(
         default=usual,
         tied=tied,
     )
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def _losses(

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from operator import index
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Dispatcher:
     def _take(self, planner: TablePlanner, request: Request | None) -> None:
         self._planner = planner
         self._request = request
-        self._captured: dict[tuple[Mode, int, int], Plan] = {}
+        self._captured: dict[tuple[Mode, int, int], _Captured] = {}
 
     @classmethod
     def open(
@@ -215,31 +216,46 @@ class Dispatcher:
         """
         return self._planner.choosers(tuple(names), _mode(mode))
 
-    def captured(self, batch_size: int, next_n: int = 1, mode: str | None = None) -> Plan:
+    def captured(
+        self,
+        batch_size: int,
+        next_n: int = 1,
+        mode: str | None = None,
+        contexts: Mapping[int, float] | None = None,
+    ) -> Plan:
         """The one plan that a CUDA graph of `batch_size` sequences may hold, at any context.
 
-        Of the choices that are allowed at every context it has the least mean regret over the
-        measured range, with sequences from a quarter of a context to all of it (equal ones in a
-        decode with next_n above 1). Contexts where fewer than two choices were measured do not
-        count. It is decided once: later calls, and plans of captured batches of this size, give the
-        same. `mode` defaults to decode for next_n 1 and to target_verify above.
+        Of the choices that are allowed at every context it has the least mean regret over
+        `contexts`, a histogram of context length to how often it comes, or else over the measured
+        range, with sequences from a quarter of a context to all of it (equal ones in a decode with
+        next_n above 1). Contexts where fewer than two choices were measured do not count. It is
+        decided once: later calls, and plans of captured batches of this size, give the same. `mode`
+        defaults to decode for next_n 1 and to target_verify above.
 
         Raises:
-            BatchError: for sizes below 1, or a mode that is not captured by size.
+            BatchError: for sizes below 1, a mode that is not captured by size, a histogram that
+                is none, or one that differs from what the size was decided for.
         """
         if type(batch_size) is not int or type(next_n) is not int:
             batch_size, next_n = _whole(batch_size), _whole(next_n)
         word = mode or str(Mode.DECODE if next_n == 1 else Mode.TARGET_VERIFY)
         if word == Mode.EXTEND or word not in list(Mode):
             raise BatchError(f"a graph is captured by size for decoding, not for {word!r}")
+        histogram = None if contexts is None else _histogram(contexts, next_n)
         key = (Mode(word), batch_size, next_n)
-        plan = self._captured.get(key)
-        if plan is None:
+        decided = self._captured.get(key)
+        if decided is None:
             if batch_size < 1 or next_n < 1:
                 raise BatchError(f"a graph of {batch_size} sequences of {next_n} tokens is none")
+            plan = self._planner.captured_plan(*key, histogram)
             # Of two threads that get here together both have the answer of the first.
-            plan = self._captured.setdefault(key, self._planner.captured_plan(*key))
-        return plan
+            decided = self._captured.setdefault(key, (histogram, plan))
+        if histogram is not None and histogram != decided[0]:
+            raise BatchError(
+                f"{batch_size} sequences of {next_n} tokens are decided for other contexts "
+                "already; give them at the first call, or open another dispatcher"
+            )
+        return decided[1]
 
     def _replayed(self, batch: Batch) -> Plan:
         plan = self.captured(batch.batch_size, batch.next_n, batch.mode)
@@ -270,6 +286,9 @@ class Dispatcher:
         return explained(self.plan(batch), self.source, lacking, self.setting.sharing, points)
 
 
+_Captured = tuple[Mapping[int, float] | None, Plan]
+
+
 def _mode(word: str) -> Mode:
     if word not in list(Mode):
         raise BatchError(f"unknown mode {word!r}; use one of: {', '.join(Mode)}")
@@ -281,3 +300,19 @@ def _whole(number: object) -> int:
         return index(number)  # type: ignore[arg-type]
     except TypeError as error:
         raise BatchError(f"a graph's sizes are whole numbers: {error}") from None
+
+
+def _histogram(contexts: Mapping[int, float], next_n: int) -> dict[int, float]:
+    """`contexts` without those that never come, checked."""
+    if not isinstance(contexts, Mapping):
+        raise BatchError("a histogram of contexts maps lengths to how often they come")
+    counts = {length: weight for length, weight in contexts.items() if weight}
+    if not counts:
+        raise BatchError("a histogram of contexts needs one that comes")
+    for length, weight in counts.items():
+        if type(length) is not int or length < next_n or not 0 < weight < inf:
+            raise BatchError(
+                f"a histogram has whole contexts of at least {next_n} tokens and positive "
+                f"weights, got {length!r}: {weight!r}"
+            )
+    return counts

@@ -31,7 +31,7 @@ from nsa_tune.backend.types.point import Question, Setting
 from nsa_tune.backend.types.records import Table
 
 _CONTEXTS = 17
-"""Context lengths at which a captured size is weighed."""
+"""Context lengths at which a captured size is weighed when nobody says which will come."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Fractions of its multiples are spread evenly, however many are taken."""
 _UNMEASURED = (1024, 131072)
@@ -148,8 +148,12 @@ class TablePlanner:
 
     # --- captured sizes
 
-    def captured_plan(self, mode: Mode, batch_size: int, next_n: int) -> Plan:
-        """The one plan for every context."""
+    def captured_plan(
+        self, mode: Mode, batch_size: int, next_n: int, contexts: Mapping[int, float] | None
+    ) -> Plan:
+        """The one plan for every context, or for `contexts` (length to how often it comes)."""
+        lengths = sorted(contexts or self._spaced(mode, batch_size, next_n))
+        weights = [contexts[length] for length in lengths] if contexts else []
         equal = [
             Batch.from_totals(
                 mode=mode,
@@ -160,13 +164,15 @@ class TablePlanner:
                 next_n=next_n,
                 captured=True,
             )
-            for length in sorted(self._spaced(mode, batch_size, next_n))
+            for length in lengths
         ]
-        batches = [_unequal(batch) for batch in equal]
+        batches = equal if contexts else [_unequal(batch) for batch in equal]
         choices: dict[str, Choice] = {}
         for policy, _, forced, questions in self._by_mode[mode]:
             for question, default in questions:
-                choices[question.name] = decide_for_all(question, policy, batches, default, forced)
+                choices[question.name] = decide_for_all(
+                    question, policy, batches, default, weights=weights, forced=forced
+                )
         taken = {name: choice.choice for name, choice in choices.items()}
         return self._plan(equal[-1], taken, _Because(self, choices))
 

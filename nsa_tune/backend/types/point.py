@@ -182,6 +182,8 @@ class Arm:
     guards: tuple[Guard, ...] = ()
     reference: bool = False
     """Plain torch: timed only where the point has no kernels for the device."""
+    portable: bool = False
+    """Plain torch that counts as a kernel on GPUs of `archs`, and as a reference elsewhere."""
     features: tuple[str, ...] | None = None
     """Those of the point's features that its time may depend on; None for all. A fit finds
     weights for whatever it is offered, so an arm is offered no other kernel's work."""
@@ -199,7 +201,11 @@ class Arm:
 
     def runs_on(self, arch: str) -> bool:
         """Whether it runs on devices of `arch`."""
-        return self.archs is None or arch in self.archs
+        return self.archs is None or arch in self.archs or self.portable
+
+    def is_reference_on(self, arch: str) -> bool:
+        """Whether it is timed on devices of `arch` only where they have no kernels."""
+        return self.reference or (self.archs is not None and arch not in self.archs)
 
     def surcharge_us(self, batch: Batch, setting: Setting) -> float:
         """What `batch` takes more because it lies behind a cliff."""
@@ -305,5 +311,5 @@ class Point:
             and arm.runs_on(setting.device.arch)
             and arm.requires not in setting.missing
         ]
-        kernels = [arm for arm in fits if not arm.reference]
+        kernels = [arm for arm in fits if not arm.is_reference_on(setting.device.arch)]
         yield from kernels or fits

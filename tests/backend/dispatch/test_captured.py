@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.dispatch.decide import Verdict, decide_for_all
+from nsa_tune import Batch, BatchError, Dispatcher
+from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.table_planner import _unequal
 from nsa_tune.backend.points import POINTS
 from nsa_tune.db.places import shipped
@@ -26,6 +29,8 @@ def test_a_size_is_weighed_by_sequences_as_unequal_as_an_engine_s() -> None:
     assert opened.plan(Batch.decode([2000] * 192)).decode == "flashmla_sparse"
     assert opened.plan(Batch.decode(list(range(404, 1940, 8)))).decode == "fa3"
     assert opened.captured(192).decode == "fa3"
+    other = Dispatcher.open(gpu="NVIDIA H200", model="deepseek-v3.2", heads=16, kv_dtype="bf16")
+    assert other.captured(192, contexts={2000: 1}).decode == "flashmla_sparse"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,38 @@ def test_eager_plans_change_where_a_graph_s_do_not() -> None:
     assert len(held) == 1
 
 
+def _favoured(contexts: Mapping[int, float]) -> str | None:
+    return _opened().captured(1, 2, contexts=contexts).indexer_layout
+
+
+def test_a_histogram_of_contexts_decides() -> None:
+    opened = _opened()
+    short, long = 600, 120_000
+    by_length = {one: opened.plan(Batch.verify([one], 2)).indexer_layout for one in (short, long)}
+
+    assert by_length[short] != by_length[long]
+    assert _favoured({short: 1}) == by_length[short]
+    assert _favoured({long: 1}) == by_length[long]
+    assert _favoured({short: 1, long: 1e-6}) == by_length[short]
+    assert _favoured({short: 1e-6, long: 1}) == by_length[long]
+
+
+def test_a_size_is_decided_for_one_histogram() -> None:
+    opened = _opened()
+    graph = opened.captured(4, 2, contexts={4096: 3, 8192: 1})
+
+    assert opened.captured(4, 2) is graph
+    assert opened.captured(4, 2, contexts={4096: 3, 8192: 1, 9000: 0}) is graph
+    with pytest.raises(BatchError, match="decided for other contexts already"):
+        opened.captured(4, 2, contexts={4096: 1})
+
+
+@pytest.mark.parametrize("contexts", [{}, {4096: 0}, {1: 1.0}, {4096: -1.0}, {4096.5: 1.0}])
+def test_a_histogram_that_is_none_is_refused(contexts: Any) -> None:
+    with pytest.raises(BatchError, match="histogram"):
+        _opened().captured(4, 2, contexts=contexts)
+
+
 @pytest.mark.parametrize("new", [1, 64, 1900])
 @pytest.mark.parametrize("prefix", [0, 100])
 def test_dense_is_never_planned_under_capture(prefix: int, new: int) -> None:
@@ -139,15 +176,13 @@ def test_over_the_measured_contexts_no_choice_beats_a_graph_s_by_more_than_a_tie
         batch = Batch.parse(word)
         if batch.next_n == next_n and batch.kv_tokens == batch.max_kv * batch.batch_size:
             sizes.setdefault(batch.batch_size, {})[batch.max_kv] = by_choice
-    policy = _opened().policies["indexer_layout"]
-    (question,) = policy.point.questions
+    opened = _opened()
 
     for size, by_context in sizes.items():
-        batches = [Batch.verify([one] * size, next_n, captured=True) for one in by_context]
-        chosen = decide_for_all(question, policy, batches, lambda batch: "flatten").choice
+        chosen = opened.captured(size, next_n, contexts=dict.fromkeys(by_context, 1))
         lost = {
             choice: sum(one[choice] / min(one.values()) - 1 for one in by_context.values())
             for choice in next(iter(by_context.values()))
         }
-        assert chosen is not None
-        assert lost[chosen] - min(lost.values()) < 0.012 * len(by_context)
+        assert chosen.indexer_layout is not None
+        assert lost[chosen.indexer_layout] - min(lost.values()) < 0.012 * len(by_context)

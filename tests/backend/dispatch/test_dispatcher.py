@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nsa_tune import Batch, BatchError, Dispatcher, UnknownName
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch import opening
-from nsa_tune.backend.dispatch.decide import Verdict, decide_for_all
+from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Mode
@@ -201,10 +201,9 @@ def test_contexts_where_too_little_is_measured_do_not_count_for_a_captured_size(
     made = _decoder(native, flatten, point, contexts=(4096, 16384, 65536))
 
     assert made.plan(Batch.verify([1024], 2)).indexer_layout == "flatten", "SGLang's baseline"
-    (policy,) = made.policies.values()
-    batches = [Batch.verify([context], 2, captured=True) for context in (1024, 16384)]
-    choice = decide_for_all(point.questions[0], policy, batches, lambda batch: "flatten")
-    assert (choice.choice, choice.verdict) == ("native", Verdict.WIN)
+    plan = made.captured(1, next_n=2, contexts={1024: 9, 16384: 1})
+    assert plan.indexer_layout == "native"
+    assert plan.reasons["indexer_layout"].verdict is Verdict.WIN
 
 
 def test_a_captured_size_is_decided_once() -> None:

@@ -89,7 +89,7 @@ def test_without_measurements_the_baseline_answers() -> None:
 
 def test_a_captured_graph_selects_at_every_context() -> None:
     by = planner(SGLANG_0_5_23, measured=True)
-    plan = by.captured_plan(BATCHES[4].mode, 30, 1)
+    plan = by.captured_plan(BATCHES[4].mode, 30, 1, None)
 
     assert plan.indexer_topk is not None
     for context in (10, 2048, 2049, 60000):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm, Setting
+from nsa_tune.backend.types.point import ANY_GPU, Arm, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
 
@@ -40,5 +42,18 @@ def test_a_cpu_times_plain_torch(point: str, layout: KVLayout) -> None:
     arms = _candidates(point, Device("CPU", "cpu"), layout, "tiny")
 
     assert arms
-    assert all(arm.reference for arm in arms)
+    assert all(arm.is_reference_on("cpu") for arm in arms)
     assert all(arm.requires is None for arm in arms)
+
+
+def test_an_arm_for_every_gpu_can_be_its_own_reference() -> None:
+    """Declared once: a kernel on GPUs, plain torch where there are none."""
+    point = POINTS["prefill"]
+    arm = replace(point.arm("mha/sdpa"), name="mha/portable", archs=ANY_GPU, portable=True)
+    setting = Setting(profile_of("tiny"), 4, KVLayout.BF16, Device("CPU", "cpu"))
+    both = replace(point, arms=(*point.arms, arm))
+
+    assert arm in list(both.candidates(setting))
+    assert arm in list(both.candidates(replace(setting, device=GPUS["sm90"])))
+    assert arm.is_reference_on("cpu")
+    assert not arm.is_reference_on("sm90")

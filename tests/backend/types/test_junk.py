@@ -62,3 +62,5 @@ def test_a_graph_of_junk(size: Any) -> None:
 
     with pytest.raises(BatchError):
         dispatcher.captured(size)
+    with pytest.raises(BatchError):
+        dispatcher.captured(1, contexts=5 if size is None else size)  # type: ignore[arg-type]
