@@ -89,7 +89,8 @@ def test_the_dispatcher_is_opened_like_this() -> None:
     parameters = inspect.signature(nsa_tune.Dispatcher.open).parameters
 
     assert list(parameters) == [
-        "db", "gpu", "model", "heads", "kv_dtype", "strict", "baseline", "layers",
+        "db", "gpu", "model", "heads", "kv_dtype", "strict", "baseline", "demote_failed",
+        "layers",
     ]  # fmt: skip
     assert list(inspect.signature(nsa_tune.Dispatcher.captured).parameters)[1:] == [
         "batch_size",

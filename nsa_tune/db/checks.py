@@ -6,10 +6,11 @@ Read with the standard library only, since a dispatcher may ask before it trusts
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_tune._errors import StoreError
 from nsa_tune.db.connection import reading
 from nsa_tune.db.values import checked, count_of, number_of, text_of
 
@@ -50,6 +51,14 @@ class Check:
     drift: float
     """The median over all cells of the time here over the table's, minus one."""
     anchors: tuple[Anchor, ...]
+
+    @property
+    def trouble(self) -> str:
+        """Why it failed: the first batch that did not hold, or else how far all times moved."""
+        for anchor in self.anchors:
+            if anchor.problem:
+                return f"{anchor.batch}: {anchor.problem}"
+        return f"times moved by {self.drift:+.0%}"
 
 
 def read_checks(path: Path) -> list[Check]:
@@ -95,3 +104,29 @@ def _times(by_arm: Mapping[str, object]) -> dict[str, float]:
     if not all(type(time) in (int, float) for time in by_arm.values()):
         raise ValueError("a time that is no number")
     return {arm: float(time) for arm, time in by_arm.items()}  # type: ignore[arg-type]
+
+
+def failed_checks(
+    paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
+) -> dict[str, Check]:
+    """By digest, the newest check of a table with this driver and these libraries, if it failed.
+
+    Databases that cannot be read, and text tables, say nothing.
+    """
+    newest: dict[str, Check] = {}
+    for check in _readable(paths):
+        here = (check.driver, check.libraries) == (driver, tuple(sorted(libraries)))
+        latest = newest.get(check.digest)
+        if here and (latest is None or latest.checked_at <= check.checked_at):
+            newest[check.digest] = check
+    return {digest: check for digest, check in newest.items() if not check.holds}
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[Check]:
+    for path in paths:
+        if path.suffix != ".tsv":
+            try:
+                checks = read_checks(path)
+            except StoreError:
+                continue
+            yield from checks

@@ -27,7 +27,7 @@ SLOW_DENSE: Times = {**TIMES, "mha/dense": linear(5, 5, 500)}
 
 def set_up(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """Make this process believe that it runs on that machine."""
-    for name in ("DB", "DISABLE", "FORCE", "ASSERT_HIT", "LOG"):
+    for name in ("DB", "DISABLE", "FORCE", "ASSERT_HIT", "DEMOTE_FAILED", "LOG"):
         monkeypatch.delenv(f"NSA_TUNE_{name}", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_DATA_DIRS", str(home / "site"))

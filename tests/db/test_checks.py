@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsa_tune._errors import StoreError
-from nsa_tune.db.checks import Anchor, Check, read_checks
+from nsa_tune.db.checks import Anchor, Check, failed_checks, read_checks
 from nsa_tune.db.store import Store
 
 CHECK = Check(
@@ -32,6 +32,7 @@ def database(tmp_path: Path) -> Path:
 
 def test_what_was_stored_is_read(database: Path) -> None:
     assert read_checks(database) == [CHECK, CHECK]
+    assert failed_checks([database], CHECK.driver, CHECK.libraries) == {"ab": CHECK}
 
 
 @pytest.mark.parametrize(
@@ -54,10 +55,13 @@ def test_what_was_stored_is_read(database: Path) -> None:
         ("anchors", json.dumps([{**ANCHOR, "more": 1}])),
     ],
 )
-def test_a_check_that_cannot_be_read_is_an_error(column: str, value: Any, database: Path) -> None:
+def test_a_check_that_cannot_be_read_stops_nobody_who_opens_a_table(
+    column: str, value: Any, database: Path
+) -> None:
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(f"UPDATE checks SET {column} = ? WHERE id = 2", [value])
         connection.commit()
 
     with pytest.raises(StoreError, match="is damaged"):
         read_checks(database)
+    assert failed_checks([database], CHECK.driver, CHECK.libraries) == {}

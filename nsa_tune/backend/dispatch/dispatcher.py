@@ -79,6 +79,7 @@ class Dispatcher:
         kv_dtype: str,
         strict: bool = False,
         baseline: Baseline = DEFAULT_BASELINE,
+        demote_failed: bool = False,
         layers: int | None = None,
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
@@ -86,8 +87,10 @@ class Dispatcher:
         `db` is a database or text table that is searched before the standard places. A table of
         exactly this GPU and these versions answers; else, unless `strict`, one of this GPU with
         other versions, one of another GPU of the same architecture, and at last `baseline`. `match`
-        and `source` say which. `layers` is how many layers share what is computed once a pass; None
-        stands for the whole model's.
+        and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
+        newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
+        after all others of this GPU. `layers` is how many layers share what is computed once a
+        pass; None stands for the whole model's.
 
         Raises:
             UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
@@ -104,7 +107,7 @@ class Dispatcher:
         setting = Setting(profile, heads, layout, Device(gpu, ""), layers=layers or 0)
         wanted = Wanted(gpu, model, heads, str(layout))
         place = None if db is None else Path(db)
-        request = Request(place, wanted, setting, strict, baseline)
+        request = Request(place, wanted, setting, strict, baseline, demote_failed)
         self = cls.__new__(cls)
         with _opening:
             planner = request.opened()

@@ -30,6 +30,8 @@ class Environment:
     """NSA_TUNE_DISABLE: no table is used; the engine's baseline answers."""
     assert_hit: bool = False
     """NSA_TUNE_ASSERT_HIT: anything but a table of exactly this machine is an error."""
+    demote_failed: bool = False
+    """NSA_TUNE_DEMOTE_FAILED: a table that failed `nsa-tune check` here comes after all others."""
     ask_for_tables: bool = False
     """NSA_TUNE_WANTED: where no table is of exactly this machine, the service of NSA_TUNE_DB is
     told."""
@@ -47,6 +49,7 @@ class Environment:
         return cls(
             _flag("NSA_TUNE_DISABLE", environ),
             _flag("NSA_TUNE_ASSERT_HIT", environ),
+            _flag("NSA_TUNE_DEMOTE_FAILED", environ),
             _flag("NSA_TUNE_WANTED", environ),
             _forced(environ.get("NSA_TUNE_FORCE", ""), points),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +27,7 @@ from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Device, StoredTable, Table
 from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
+from nsa_tune.db.checks import Check, failed_checks
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
@@ -45,6 +46,10 @@ class _Found(NamedTuple):
     differences: tuple[str, ...]
 
 
+_Failed = Mapping[str, Check]
+"""Failed checks, by the digest of the table's key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What somebody wants answers for."""
@@ -55,6 +60,7 @@ class Request:
     """Without the device's facts and libraries, which a table has."""
     strict: bool
     baseline: Baseline
+    demote_failed: bool
 
     def opened(self) -> TablePlanner:
         """What answers now, prepared, so that no request waits for it.
@@ -101,7 +107,8 @@ class Request:
     ) -> TablePlanner:
         strict = self.strict or environment.assert_hit
         if not environment.disabled:
-            for found in self._candidates(here, strict, problems):
+            failed = self._failed(here, environment)
+            for found in self._candidates(here, strict, failed, problems):
                 try:
                     opened = self._tuned(found, here, environment)
                 except (NsaTuneError, *UNFIT) as error:
@@ -115,27 +122,38 @@ class Request:
             raise NoTunedData(problem + asserted)
         return self._untuned(problem, here, environment)
 
-    def _in_order(self, here: Here | None, problems: list[str]) -> Iterator[StoredTable]:
+    def _failed(self, here: Here | None, environment: Environment) -> _Failed:
+        """The tables that are demoted, by digest."""
+        if here is None or not (self.demote_failed or environment.demote_failed):
+            return {}
+        return failed_checks(places.sources(self.db, self.wanted), here.driver, here.libraries)
+
+    def _in_order(
+        self, here: Here | None, failed: _Failed, problems: list[str]
+    ) -> Iterator[StoredTable]:
         """The tables of this GPU, best first: those of one source after the other. At last come
-        those that hold only where queries share as much as they did."""
-        sharing: list[StoredTable] = []
+        those that failed a check, or hold only where queries share as much as they did."""
+        demoted: list[StoredTable] = []
         try:
             for found in search.find_stored(self.db, self.wanted):
                 # Those of exactly this driver and these libraries before the rest.
                 for table in sorted(found, key=lambda stored: bool(differing(stored.head, here))):
-                    if table.head.key.assumes_overlap:
-                        sharing.append(table)
+                    key = table.head.key
+                    if key.assumes_overlap or (failed and key.digest in failed):
+                        demoted.append(table)
                     else:
                         yield table
         except StoreError as error:
             problems.append(str(error))
             _log.warning("%s", error)
-        yield from sharing
+        yield from demoted
 
-    def _candidates(self, here: Here | None, strict: bool, problems: list[str]) -> Iterator[_Found]:
+    def _candidates(
+        self, here: Here | None, strict: bool, failed: _Failed, problems: list[str]
+    ) -> Iterator[_Found]:
         """The tables that may answer, best first; `problems` gets why others may not."""
-        for table in self._in_order(here, problems):
-            differences = tuple(differing(table.head, here))
+        for table in self._in_order(here, failed, problems):
+            differences = tuple(_different(table.head, here, failed))
             if strict and differences:
                 problems.append(f"{table.head.source} is stale: {'; '.join(differences)}")
             else:
@@ -196,6 +214,13 @@ class Request:
         setting = replace(self.setting, device=device, libraries=libraries)
         source = f"the baseline of {self.baseline.name}: {problem}"
         return self._planner(setting, environment, source, Match.BASELINE, None)
+
+
+def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str]:
+    yield from differing(table, here)
+    check = failed.get(table.key.digest) if failed else None
+    if check is not None:
+        yield f"failed nsa-tune check here at {check.checked_at} ({check.trouble})"
 
 
 def _source(found: _Found) -> str:

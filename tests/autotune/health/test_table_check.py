@@ -26,7 +26,7 @@ from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
 from nsa_tune.db import places
-from nsa_tune.db.checks import read_checks
+from nsa_tune.db.checks import failed_checks, read_checks
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.reader import read_database
 from tests.autotune.fake_point import MANY
@@ -146,6 +146,22 @@ def test_an_arm_that_fails_now_is_named_with_its_reason(
     assert not result.check.holds
     assert "slow failed: " in result.problems[0]
     assert "no such symbol" in result.problems[0]
+
+
+def test_a_dispatcher_finds_a_failed_check(request_: CheckRequest, machine: Machine) -> None:
+    assert request_.database is not None
+    machine({"fast": 150.0, "slow": 180.0})
+    failed = check(request_).check
+
+    def found() -> frozenset[str]:
+        assert request_.database is not None
+        checks = failed_checks([request_.database], failed.driver, failed.libraries)
+        return frozenset(checks)
+
+    assert found() == {failed.digest}
+    machine(THEN)
+    check(request_)
+    assert found() == frozenset()
 
 
 def test_an_interrupted_check_concludes_nothing(

@@ -27,10 +27,11 @@ def test_nothing_is_set_by_default() -> None:
 
 @pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
 def test_flags_are_read(value: str) -> None:
-    found = _read(DISABLE=value, ASSERT_HIT=value)
+    found = _read(DISABLE=value, ASSERT_HIT=value, DEMOTE_FAILED=value)
 
     assert found.disabled
     assert found.assert_hit
+    assert found.demote_failed
 
 
 def test_an_arm_can_be_forced_for_a_point() -> None:
@@ -42,6 +43,7 @@ def test_an_arm_can_be_forced_for_a_point() -> None:
     [
         ("DISABLE", "maybe", "set it to 1 or 0"),
         ("ASSERT_HIT", "2", "set it to 1 or 0"),
+        ("DEMOTE_FAILED", "failed", "set it to 1 or 0"),
         ("FORCE", "mla/wide", "write POINT=ARM"),
         ("FORCE", "prefil=mla/wide", "a point of: fake"),
         ("FORCE", "fake=mla/wider", "no arm 'mla/wider'; use one of: mha/dense, mla/wide"),
