@@ -2,7 +2,7 @@
 
     python -m benchmarks.arms [--model deepseek-v3.2,deepseek-v4] [--heads 128]
         [--kv-dtype bf16,fp8] [--overlap 0.5,0.8] [--points NAMES] [--batches WORDS]
-        [--sparse-only] [--budget 60] [--device cuda] [--json FILE]
+        [--allow-lossy NAMES] [--sparse-only] [--budget 60] [--device cuda] [--json FILE]
         [--markdown FILE]
 
 Each point has a few batches, or those of --batches. An arm's error is the largest of those that it
@@ -36,7 +36,7 @@ from nsa_tune.autotune.bench.ceilings import measure_ceilings
 from nsa_tune.autotune.bench.measure import ContextLost, measure_batch
 from nsa_tune.autotune.bench.timing import Timer, timer_for
 from nsa_tune.backend.hardware import detect
-from nsa_tune.backend.points import points_for
+from nsa_tune.backend.points import lossy_named, points_for
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status
@@ -79,6 +79,8 @@ class Row:
     """"ok", "wrong", "failed", or "not run"."""
     error: float | None = None
     """The largest relative error."""
+    tolerance: float | None = None
+    """What the error may be where an arm has a bound of its own."""
     batch: str = ""
     """The batch that was timed."""
     latency_us: float | None = None
@@ -140,6 +142,8 @@ def why_not(arm: Arm, setting: Setting) -> str:
         return f"no kernels for {setting.device.arch}"
     if arm.requires in setting.missing:
         return f"{arm.requires} is not installed"
+    if not arm.offered(setting):
+        return f"lossy, and not asked for: {arm.loss}"
     return ""
 
 
@@ -155,7 +159,7 @@ def rows_of(point: Point, setting: Setting, trial: Trial) -> Iterator[list[Row]]
     rows = {
         arm.name: Row(
             point.name, arm.name, setting.profile.name, setting.heads, str(setting.layout),
-            setting.overlap, reason=why_not(arm, setting) or _NOT_TRIED,
+            setting.overlap, tolerance=arm.tolerance, reason=why_not(arm, setting) or _NOT_TRIED,
         )
         for arm in point.arms
         if setting.layout in arm.layouts and (arm in arms or not arm.reference) and wanted(arm)
@@ -189,10 +193,11 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
     for row in rows:
         error = "" if row.error is None else f"{row.error:.2g}"
+        allowed = "" if row.tolerance is None else f" (may be {row.tolerance:g})"
         cells = (
             row.point, f"`{row.arm}`", row.model, str(row.heads), row.kv_layout,
             "" if row.overlap is None else f"{row.overlap:g}", row.status,
-            error, _number(row.latency_us), _number(row.pass_us),
+            error + allowed if error else "", _number(row.latency_us), _number(row.pass_us),
             _number(row.tflop_per_s), _number(row.gb_per_s), share_text(row.of_limit), row.batch,
             row.reason.replace("|", "/")[:160],
         )  # fmt: skip
@@ -217,6 +222,7 @@ def document(rows: Sequence[Row], setting: Setting, seconds: float) -> str:
 def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
     device = devices.pick_device(arguments.device)
     models = arguments.model or ("tiny" if device.type == "cpu" else "deepseek-v3.2,deepseek-v4")
+    lossy = lossy_named(filter(None, arguments.allow_lossy.split(",")))
     shares = [float(word) for word in arguments.overlap.split(",") if word]
     overlaps: Sequence[float | None] = shares or (None,)
     for model in models.split(","):
@@ -226,7 +232,7 @@ def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
         for count, kv_dtype, overlap in product(heads, arguments.kv_dtype.split(","), overlaps):
             if profile.family == "v4" and kv_dtype == "bf16":
                 continue
-            yield devices.setting_of(device, model, count, kv_dtype, overlap)
+            yield devices.setting_of(device, model, count, kv_dtype, lossy, overlap)
 
 
 def main() -> None:
@@ -238,6 +244,7 @@ def main() -> None:
     parser.add_argument("--overlap", default="", help="comma-separated; default: random selections")
     parser.add_argument("--points", default="", help="comma-separated; default: all")
     parser.add_argument("--batches", default="", help="space-separated; default: each point's own")
+    parser.add_argument("--allow-lossy", default="", help="comma-separated")
     parser.add_argument("--sparse-only", action="store_true", help="without dense attention")
     parser.add_argument("--budget", type=float, default=inf, help="seconds")
     parser.add_argument("--device", default="auto")

@@ -77,12 +77,16 @@ def test_a_row_keeps_the_largest_error_and_the_first_failure_and_time() -> None:
     assert row.reason == "extend:0+3: extend:0+3"
 
 
-def test_what_is_not_here_is_said() -> None:
+def test_what_is_not_here_or_not_asked_for_is_said() -> None:
     prefill = POINTS["prefill"]
-    triton, absent = prefill.arm("mla/triton_sparse_mla"), frozenset({"sglang_triton"})
+    q8, triton = prefill.arm("mla/flashmla_sparse_q8"), prefill.arm("mla/triton_sparse_mla")
 
-    few = replace(H200, missing=absent, heads=16)
-    assert arms.why_not(triton, few) == "sglang_triton is not installed"
+    assert arms.why_not(q8, H200).startswith("lossy, and not asked for: rounds q, keys")
+    asked = replace(H200, lossy=frozenset({"flashmla_sparse_q8"}))
+    assert arms.why_not(q8, asked) == ""
+    absent = replace(asked, missing=frozenset({"sglang_q8", "sglang_triton"}))
+    assert arms.why_not(q8, absent) == "sglang_q8 is not installed"
+    assert arms.why_not(triton, replace(absent, heads=16)) == "sglang_triton is not installed"
     assert arms.why_not(prefill.arm("mha/trtllm_ragged"), H200) == "no kernels for sm90"
 
 
@@ -90,10 +94,11 @@ def test_what_is_not_here_is_said() -> None:
 def test_each_hopper_arm_may_run_on_one_of_its_point_s_batches(name: str) -> None:
     model = "deepseek-v4" if name.startswith("v4") else "deepseek-v3.2"
     profile = profile_of(model)
+    lossy = frozenset({"flashmla_sparse_q8"})
     layouts = [KVLayout.V4_PAGED] if model == "deepseek-v4" else list(KVLayout)[:2]
 
     for layout in layouts:
-        setting = replace(H200, profile=profile, layout=layout)
+        setting = replace(H200, profile=profile, layout=layout, lossy=lossy)
         # Some arms are for the heads of a rank.
         few = replace(setting, heads=8)
         for arm in POINTS[name].candidates(setting):

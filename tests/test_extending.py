@@ -155,7 +155,7 @@ def test_each_block_says_where_it_goes_and_each_step_has_its_number() -> None:
 
 
 def references(point: str) -> set[str]:
-    return {arm.name for arm in POINTS[point].arms if arm.reference}
+    return {arm.name for arm in POINTS[point].arms if arm.reference and not arm.loss}
 
 
 def test_an_arm_is_swept_explained_and_reported(copy: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_dispatcher_is_opened_like_this() -> None:
 
     assert list(parameters) == [
         "db", "gpu", "model", "heads", "kv_dtype", "strict", "baseline", "demote_failed",
-        "layers",
+        "layers", "allow_lossy",
     ]  # fmt: skip
     assert list(inspect.signature(nsa_tune.Dispatcher.captured).parameters)[1:] == [
         "batch_size",

@@ -16,9 +16,11 @@ from nsa_tune._cli.measure.executors import ExecutorKind, ExecutorOptions, launc
 from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import (
+    AllowLossy,
     AsJson,
     DatabaseToWrite,
     Quiet,
+    listed,
     names_of,
 )
 from nsa_tune._errors import MachineUnfit
@@ -72,6 +74,7 @@ def run(
             help="File with requests, or an engine's decision log, whose batches are measured too.",
         ),
     ] = None,
+    allow_lossy: AllowLossy = "",
     overlap: Annotated[
         float | None,
         typer.Option(
@@ -140,6 +143,7 @@ def run(
         fresh=fresh,
         target_regret=target_regret,
         trace=trace,
+        lossy=listed(allow_lossy),
         overlap=overlap,
         executor=executors.executor.value,
         sample=executors.sample,

@@ -17,6 +17,7 @@ import typer
 
 from nsa_tune._cli.shared.gpus import full_name, gpu_and_model
 from nsa_tune._cli.shared.options import (
+    AllowLossy,
     Database,
     Gpu,
     Heads,
@@ -24,6 +25,7 @@ from nsa_tune._cli.shared.options import (
     KvFormat,
     Model,
     heads_of,
+    listed,
 )
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
@@ -122,6 +124,7 @@ class DispatcherOptions:
             "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
         ),
     ] = False
+    allow_lossy: AllowLossy = ""
 
     def open(self, *, heads: int | None = None) -> Dispatcher:
         """The dispatcher, or the one for other local `heads`.
@@ -143,6 +146,7 @@ class DispatcherOptions:
             kv_dtype=str(self.kv_dtype),
             strict=self.strict,
             layers=self.layers,
+            allow_lossy=listed(self.allow_lossy),
         )
 
 

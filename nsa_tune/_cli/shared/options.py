@@ -103,6 +103,14 @@ Heads = Annotated[
     ),
 ]
 
+AllowLossy = Annotated[
+    str,
+    typer.Option(
+        "--allow-lossy",
+        help="Also use these lossy arms (less precise than the others), comma-separated: "
+        "flashmla_sparse_q8 (computes in fp8).",
+    ),
+]
 KvFormat = Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 

@@ -72,13 +72,14 @@ def others_on(device: torch.device) -> tuple[int, ...]:
 
 def setting_of(
     device: torch.device, model: str, heads: int | None, kv_dtype: str,
-    overlap: float | None = None,
+    lossy: frozenset[str] = frozenset(), overlap: float | None = None,
 ) -> Setting:  # fmt: skip
     """What is measured on `device` of this machine.
 
     Args:
         heads: local heads; None takes all of the model's.
         kv_dtype: "bf16" or "fp8".
+        lossy: lossy arms that are measured too.
         overlap: of neighbouring selections, from 0 to 1; None draws them one by one.
 
     Raises:
@@ -94,6 +95,7 @@ def setting_of(
         device=describe(device),
         libraries=dict(detect.library_versions()),
         missing=providers.missing(),
+        lossy=lossy,
         overlap=overlap,
     )
 

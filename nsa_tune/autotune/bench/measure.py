@@ -110,8 +110,9 @@ def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Re
         error = case.error_of(timer.first(run))
         # No number is above a tolerance: a case that returns one must not pass for right.
         error = inf if isnan(error) else error
-        if error > case.tolerance:
-            reason = f"relative error {error:.3g} passes {case.tolerance:g}"
+        most = case.tolerance if arm.tolerance is None else arm.tolerance
+        if error > most:
+            reason = f"relative error {error:.3g} passes {most:g}"
             return Measurement(point.name, word, arm.name, Status.WRONG, error=error, reason=reason)
         first = None if arm.first is None else arm.first(case)
         if first is not None:

@@ -17,7 +17,7 @@ class Incident:
 
     kind: str
     """"worker_replaced", "quarantined", "unit_dropped", "unit_lost", "unit_out_of_line",
-    "waiting", "others_compute" or "first_call"."""
+    "waiting", "others_compute", "lossy_arm" or "first_call"."""
     text: str
     """One sentence."""
 

@@ -23,6 +23,7 @@ from nsa_tune.autotune.worker.executor import Launcher
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.autotune.worker.local import LocalLauncher
 from nsa_tune.autotune.worker.messages import Setup
+from nsa_tune.backend.points import LOSSY, lossy_named
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
@@ -52,6 +53,8 @@ class RunRequest:
     """Requests, or an engine's decision log, whose batches are measured too."""
     ceilings: bool = True
     """Also measure a GPU's roofline ceilings, once for each key, if no `points` are named."""
+    lossy: tuple[str, ...] = ()
+    """Lossy arms that are measured too, which round more than others do."""
     overlap: float | None = None
     """What neighbouring selections of `prefill` share, from 0 to 1; None draws them one by one."""
     executor: str = "local"
@@ -130,6 +133,7 @@ def run(
     make_schedule = make_schedule or schedule_for(request.target_regret, request.trace)
     setup = Setup(
         request.device, request.model, request.heads, request.kv_dtype, request.points, registry,
+        lossy_named(request.lossy),
         request.overlap,
     )  # fmt: skip
     if launcher is None:
@@ -146,6 +150,9 @@ def run(
         )
         arrivals = Arrivals(executors, sweeps.admit, progress)
         first = arrivals.gather(everyone=launcher.waits_for_all)
+        for name in request.lossy:
+            text = f"{name} {LOSSY[name]}"
+            progress.incident(Incident("lossy_arm", text))
         pool = DevicePool(first, progress, arrivals)
         outcome = _measure(pool, sweeps, request.budget_s)
         return _result(pool, sweeps, outcome, progress)
@@ -154,6 +161,7 @@ def run(
 def _check(request: RunRequest, registry: str) -> None:
     """Raise what does not depend on the device, before a worker is started."""
     check_device(request.device)
+    lossy_named(request.lossy)
     if request.model is None:
         check_points(registry, request.points)
         layout_of(request.kv_dtype)
@@ -242,5 +250,6 @@ def _arguments(request: RunRequest) -> dict[str, object]:
         "ceilings": request.ceilings and not request.points,
         "target_regret": request.target_regret,
         "trace": None if request.trace is None else str(request.trace),
+        "lossy": list(request.lossy),
         "overlap": request.overlap,
     }

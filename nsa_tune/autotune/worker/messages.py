@@ -25,6 +25,8 @@ class Setup:
     """Names of decision points; none means all."""
     registry: str
     """"module:attribute" of the mapping that has the points."""
+    lossy: frozenset[str] = frozenset()
+    """Lossy arms that are measured too."""
     overlap: float | None = None
     """What neighbouring selections share, from 0 to 1; None draws them one by one."""
 

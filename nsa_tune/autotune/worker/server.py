@@ -40,7 +40,7 @@ class MeasurementServer:
             torch.cuda.set_device(self._device)
         model = setup.model or devices.default_model(self._device)
         self._setting = devices.setting_of(
-            self._device, model, setup.heads, setup.kv_dtype, setup.overlap
+            self._device, model, setup.heads, setup.kv_dtype, setup.lossy, setup.overlap
         )
         points = points_in(setup.registry, setup.points, self._setting.profile)
         self._points = {point.name: point for point in points}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from operator import index
 from pathlib import Path
@@ -23,6 +23,7 @@ from nsa_tune.backend.dispatch.opening import Request
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.points import lossy_named
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -81,6 +82,7 @@ class Dispatcher:
         baseline: Baseline = DEFAULT_BASELINE,
         demote_failed: bool = False,
         layers: int | None = None,
+        allow_lossy: Collection[str] = (),
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
 
@@ -90,7 +92,8 @@ class Dispatcher:
         and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
         newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
         after all others of this GPU. `layers` is how many layers share what is computed once a
-        pass; None stands for the whole model's.
+        pass; None stands for the whole model's. `allow_lossy` names arms that may be taken though
+        they round more than others, such as "flashmla_sparse_q8".
 
         Raises:
             UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
@@ -104,7 +107,10 @@ class Dispatcher:
         if layers is not None and (type(layers) is not int or layers < 1):
             raise UsageError(f"layers must be a positive whole number, got {layers!r}")
         gpu = detect.local_device_name() if gpu is None else gpu
-        setting = Setting(profile, heads, layout, Device(gpu, ""), layers=layers or 0)
+        setting = Setting(
+            profile, heads, layout, Device(gpu, ""), layers=layers or 0,
+            lossy=lossy_named(allow_lossy),
+        )  # fmt: skip
         wanted = Wanted(gpu, model, heads, str(layout))
         place = None if db is None else Path(db)
         request = Request(place, wanted, setting, strict, baseline, demote_failed)

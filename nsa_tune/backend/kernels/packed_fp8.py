@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid
 from nsa_tune.backend.types.layouts import SCALE_TILE, KVLayout
 
 _E4M3_MAX = 448.0
@@ -18,6 +19,8 @@ _DEQUANTIZE = (8, 8)
 """(tokens a program, warps), as all of these: the fastest of those that were tried."""
 _GATHERING = 1024
 """Programs of a gather that ends where a tensor says: as many as run at once. Not measured."""
+_NARROW = (4, 4)
+"""Not measured: as many bytes a thread as SGLang's kernel for the same."""
 
 
 def quantize_reference(latents: torch.Tensor, rank: int) -> torch.Tensor:
@@ -52,6 +55,21 @@ def dequantize_reference(
     latent = values.unflatten(-1, (-1, SCALE_TILE)) * scales[..., None]
     tail = rows[:, -2 * rope :].contiguous().view(torch.bfloat16)
     return torch.cat((latent.flatten(1).to(torch.bfloat16), tail), dim=-1)
+
+
+def narrow_reference(
+    pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int, spare: int = 0
+) -> torch.Tensor:
+    """`narrow` in plain torch, on any device."""
+    rows = pool[slots.long()]
+    values = rows[:, :rank].contiguous().view(torch.float8_e4m3fn).float()
+    scales = rows[:, rank : rank + 4 * (rank // SCALE_TILE)].contiguous().view(torch.float32)
+    latent = (values.unflatten(-1, (-1, SCALE_TILE)) * scales[..., None]).flatten(1)
+    tail = rows[:, -2 * rope :].contiguous().view(torch.bfloat16).float()
+    both = torch.cat((latent, tail), dim=-1).clamp(-_E4M3_MAX, _E4M3_MAX)
+    out = torch.zeros(len(rows) + spare, rank + rope, device=pool.device)
+    out[: len(rows)] = both
+    return out.to(torch.float8_e4m3fn)
 
 
 @triton.jit
@@ -144,5 +162,66 @@ def dequantize(
         slots, out, stop,
         TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
         num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _narrow_kernel(
+    values, scales, tails, slots, out, tokens, rows,
+    TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    # What is behind the tokens is loaded as zeros, and stored as such.
+    width: tl.constexpr = TILES * TILE + ROPE
+    row = tl.arange(0, TOKENS * TILES)
+    token = tl.program_id(0) * TOKENS + row // TILES
+    tile = row % TILES
+    here = token < tokens
+    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
+    column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    value = tl.load(values + slot[:, None] * BYTES + column, mask=here[:, None], other=0.0)
+    scale = tl.load(scales + slot * (BYTES // 4) + TILES * TILE // 4 + tile, mask=here, other=0.0)
+    latent = tl.clamp(value.to(tl.float32) * scale[:, None], -MOST, MOST)
+    target = out + token.to(tl.int64)[:, None] * width + column
+    narrow = on_e4m3_grid(latent).to(out.dtype.element_ty)
+    tl.store(target, narrow, mask=(token < rows)[:, None])
+
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = token < tokens
+    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
+    column = tl.arange(0, ROPE)[None, :]
+    source = tails + slot[:, None] * (BYTES // 2) + (BYTES // 2 - ROPE)
+    tail = tl.load(source + column, mask=here[:, None], other=0.0).to(tl.float32)
+    target = out + token.to(tl.int64)[:, None] * width + TILES * TILE + column
+    narrow = on_e4m3_grid(tl.clamp(tail, -MOST, MOST)).to(out.dtype.element_ty)
+    tl.store(target, narrow, mask=(token < rows)[:, None])
+
+
+def narrow(
+    pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int, spare: int = 0
+) -> torch.Tensor:
+    """Gather tokens of a paged pool as e4m3 without scales, in one pass: values are rounded again.
+
+    Args:
+        pool: [slots of the pool, bytes a token] uint8, contiguous.
+        slots: [tokens] int32: page * page size + offset of each token.
+        rank: quantized width, a multiple of 128.
+        rope: bf16 width, a power of two.
+        spare: rows of zeros behind the tokens.
+
+    Returns:
+        [tokens + spare, rank + rope] e4m3; what is beyond 448 becomes 448.
+    """
+    tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
+    assert pool.is_contiguous() and pool.shape[1] == width
+    rows = tokens + spare
+    out = torch.empty(rows, rank + rope, dtype=torch.float8_e4m3fn, device=pool.device)
+    each, warps = _NARROW
+    _narrow_kernel[(triton.cdiv(rows, each),)](
+        pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
+        slots, out, tokens, rows,
+        TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
+        MOST=_E4M3_MAX, num_warps=warps,
     )  # fmt: skip
     return out

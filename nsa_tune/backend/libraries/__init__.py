@@ -70,6 +70,12 @@ PROVIDERS: dict[str, Library] = {
             "flashinfer", (("flashinfer-python", "flashinfer"),), "pip install flashinfer-python"
         ),
         Library(
+            "sglang_q8",
+            (("sglang", f"{_SGLANG}.sparse_mla_q8kv8_prefill_sm90"),),
+            "pip install 'sglang>=0.5.17'",
+            optional=True,
+        ),
+        Library(
             "sglang_topk_v2",
             (("sglang", f"{_SGLANG}.dsv4.topk"),),
             "pip install 'sglang>=0.5.19'",

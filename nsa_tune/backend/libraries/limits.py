@@ -66,6 +66,19 @@ def index_offsets(setting: Setting, why: str) -> Limit:
     return at_most_rows((2**31 - 1) // setting.profile.index_topk, why)
 
 
+def first_of(*limits: Limit) -> Limit:
+    """Forbids what any of `limits` forbids; the first gives the reason."""
+
+    def limit(batch: Batch) -> str | None:
+        for part in limits:
+            reason = part(batch)
+            if reason is not None:
+                return reason
+        return None
+
+    return limit
+
+
 def quarter_of_memory(needed: Callable[[Batch], int], what: str, setting: Setting) -> Limit | None:
     """Forbids more than a quarter of the device's memory; None where the memory is unknown.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.backend.points.decode import DECODE
@@ -17,7 +17,7 @@ from nsa_tune.backend.points.v4_prefill import V4_PREFILL
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
-__all__ = ["POINTS", "named", "points_for"]
+__all__ = ["LOSSY", "POINTS", "lossy_named", "named", "points_for"]
 
 POINTS: dict[str, Point] = {
     point.name: point
@@ -33,6 +33,24 @@ POINTS: dict[str, Point] = {
         *V4_PREFILL,
     )
 }
+
+
+LOSSY: dict[str, str] = {
+    arm.choice: arm.loss for point in POINTS.values() for arm in point.arms if arm.loss
+}
+"""The arms that run only where the user asked for them, and what they do to the numbers."""
+
+
+def lossy_named(names: Iterable[str]) -> frozenset[str]:
+    """Names of lossy arms.
+
+    Raises:
+        UnknownName: for one that is no lossy arm's.
+    """
+    lossy = frozenset(names)
+    for name in lossy - LOSSY.keys():
+        raise UnknownName.of("lossy arm", name, list(LOSSY))
+    return lossy
 
 
 def named(name: str, points: Mapping[str, Point]) -> list[Point]:

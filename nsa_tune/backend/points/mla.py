@@ -196,6 +196,53 @@ def build_sglang_triton(case: PrefillCase, union: int = 0) -> Run:
     return around(case, attend)
 
 
+def build_flashmla_sparse_q8(case: PrefillCase) -> Run:
+    """SGLang's fp8 kernel over e4m3 copies of q and of all that the batch holds, scales of 1.
+
+    Its first call compiles. The padding heads of q are zeros of an earlier pass, as in SGLang.
+    """
+    import torch
+
+    profile, latents, indices = case.profile, _narrowed(case), case.ragged_indices
+    unit = torch.ones(1, dtype=torch.float32, device=case.device)
+    shape = (case.batch.q_tokens, _padded(case), profile.latent)
+    q = torch.zeros(shape, device=case.device).to(torch.float8_e4m3fn)
+    q_rope = case.q[..., profile.nope :]
+
+    def run() -> torch.Tensor:
+        nope = case.q[..., : profile.nope].transpose(0, 1)
+        sglang.cast_q(q, torch.bmm(nope, case.w_uk).transpose(0, 1), q_rope)
+        out = sglang.q8_prefill(q, latents(), indices, profile.softmax_scale, unit)
+        return _project(case, out)
+
+    return run
+
+
+def _narrowed(case: PrefillCase) -> Run:
+    """All kv tokens' latents [kv tokens + topk, rank + rope] e4m3, zeros behind the tokens.
+
+    Without a prefix the new tokens' two parts are joined and cast, as SGLang does by default.
+    """
+    import torch
+
+    from nsa_tune.backend.kernels import packed_fp8
+
+    rank, rope, spare = case.profile.rank, case.profile.rope, case.profile.index_topk
+    if case.has_prefix:
+        on_cpu = case.device.type == "cpu"
+        narrow = packed_fp8.narrow_reference if on_cpu else packed_fp8.narrow
+        return lambda: narrow(case.pool, case.slots, rank, rope, spare)
+    tokens = case.batch.q_tokens
+    out = torch.empty(tokens + spare, rank + rope, dtype=torch.float8_e4m3fn, device=case.device)
+
+    def join() -> torch.Tensor:
+        out[:tokens].copy_(torch.cat((case.new_latent, case.new_rope), dim=-1))
+        out[tokens:].view(torch.uint8).zero_()
+        return out
+
+    return join
+
+
 def build_triton_split(case: PrefillCase) -> Run:
     """nsa-tune's kernel for few rows over a bf16 pool: each row's selection is split."""
     from nsa_tune.backend.kernels.split_sparse_mla import split_sparse_mla
@@ -234,12 +281,19 @@ def _sparse_torch(
     case: PrefillCase,
     gather: Callable[[torch.Tensor], torch.Tensor],
     indices: torch.Tensor,
+    rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Sparse attention in torch over `gather(indices)`, some rows at a time; then project."""
+    """Sparse attention in torch over `gather(indices)`, some rows at a time; then project.
+
+    `rounded` is what a kernel's precision does to absorbed queries, and to softmax weights before
+    they are divided by their sum.
+    """
     import torch
 
     profile = case.profile
     q = _absorb(case, case.heads)
+    if rounded is not None:
+        q = rounded(q)
     mixed = torch.empty(*q.shape[:2], profile.rank, dtype=q.dtype, device=case.device)
     step = max(_GATHERED_AT_ONCE // profile.index_topk, 1)
     for start in range(0, q.shape[0], step):
@@ -248,15 +302,37 @@ def _sparse_torch(
         keys = gather(chosen.clamp_min(0).flatten()).view(*chosen.shape, profile.latent)
         scores = torch.einsum("rhc,rkc->rhk", q[rows], keys).float() * profile.softmax_scale
         scores = scores.masked_fill((chosen < 0)[:, None], -torch.inf)
-        weights = scores.softmax(-1).to(q.dtype)
+        weights = scores.softmax(-1).to(q.dtype) if rounded is None else _through(rounded, scores)
         mixed[rows] = torch.einsum("rhk,rkc->rhc", weights, keys[..., : profile.rank])
     return _project(case, mixed)
+
+
+def _through(rounded: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
+    """Softmax weights whose numerators are rounded, as kernels do; sums are of unrounded ones."""
+    numerators = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (rounded(numerators).float() / numerators.sum(-1, keepdim=True)).bfloat16()
 
 
 def build_torch_sparse(case: PrefillCase) -> Run:
     """The order of flashmla_sparse in torch: read everything back, then select from it."""
     latents, chosen = _source(case)
     return lambda: _sparse_torch(case, latents().__getitem__, chosen)
+
+
+def build_torch_sparse_q8(case: PrefillCase) -> Run:
+    """The roundings of flashmla_sparse_q8 in torch: q, latents and softmax weights through e4m3."""
+    import torch
+
+    latents, chosen = _narrowed(case), case.ragged_indices
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.to(torch.float8_e4m3fn).to(torch.bfloat16)
+
+    def run() -> torch.Tensor:
+        keys = latents().to(torch.bfloat16)
+        return _sparse_torch(case, keys.__getitem__, chosen, rounded)
+
+    return run
 
 
 def build_torch_selected(case: PrefillCase) -> Run:

@@ -49,6 +49,8 @@ class Setting:
     missing: frozenset[str] = frozenset()
     """Optional libraries that are not installed where arms are measured: their arms are left
     out."""
+    lossy: frozenset[str] = frozenset()
+    """Names of the lossy arms that the user asked for, without the path."""
     overlap: float | None = None
     """Where arms are measured: share of its selection that a query of `prefill` has in common with
     the one before it; None for selections drawn one by one."""
@@ -193,6 +195,11 @@ class Arm:
     first: Callable[[Any], Callable[[], torch.Tensor]] | None = None
     """As `build`, for the first layer of a pass: with what the pass computes once for all layers.
     The difference between the two is the cost of a pass. None where nothing is shared."""
+    loss: str = ""
+    """What a lossy arm does to the numbers that others do not. It runs only where the user asked
+    for it; "" for an arm that computes what the model asks for."""
+    tolerance: float | None = None
+    """Errors above this make it wrong; None for the case's. A lossy arm has one of its own."""
 
     @property
     def choice(self) -> str:
@@ -206,6 +213,13 @@ class Arm:
     def is_reference_on(self, arch: str) -> bool:
         """Whether it is timed on devices of `arch` only where they have no kernels."""
         return self.reference or (self.archs is not None and arch not in self.archs)
+
+    def offered(self, setting: Setting) -> bool:
+        """Whether the user could get it: not if its optional library is missing, nor if it is
+        lossy and was not asked for."""
+        if self.loss and self.choice not in setting.lossy:
+            return False
+        return self.requires not in setting.missing
 
     def surcharge_us(self, batch: Batch, setting: Setting) -> float:
         """What `batch` takes more because it lies behind a cliff."""
@@ -309,7 +323,7 @@ class Point:
             for arm in self.arms
             if setting.layout in arm.layouts
             and arm.runs_on(setting.device.arch)
-            and arm.requires not in setting.missing
+            and arm.offered(setting)
         ]
         kernels = [arm for arm in fits if not arm.is_reference_on(setting.device.arch)]
         yield from kernels or fits

@@ -18,7 +18,7 @@ import pytest
 
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.text_table import read_text
-from tests.shell import Shell
+from tests.shell import Result, Shell
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "nsa_tune.cli", "run", "--device", "cpu", "--json"]
@@ -118,3 +118,25 @@ def test_a_database_that_takes_no_more_rows_ends_with_a_message(tmp_path: Path) 
     (path,) = re.findall(r"nsa-tune db import (\S+)`", line)
     assert len(read_text(Path(path)).measurements) in (2, 3)
     assert "Traceback" not in err
+
+
+def test_a_lossy_arm_is_measured_on_request_and_the_run_says_what_it_rounds(
+    shell: Shell, tmp_path: Path
+) -> None:
+    def run(name: str, *options: str) -> tuple[Result, set[str]]:
+        database = tmp_path / name
+        done = shell(*IN_PROCESS, "--db", str(database), "--points", "prefill", *options)
+        if done.code:
+            return done, set()
+        return done, {row.arm for table in read_database(database) for row in table.measurements}
+
+    plain, without = run("plain.db")
+    asked, with_it = run("asked.db", "--allow-lossy", "torch_sparse_q8")
+    wrong, _ = run("wrong.db", "--allow-lossy", "torch_kv")
+
+    assert with_it - without == {"mla/torch_sparse_q8"}
+    assert "torch_sparse_q8 rounds q, keys, values" in asked.err
+    assert asked.err.startswith("no GPU is measured: this demonstrates a run on a CPU")
+    assert "rounds" not in plain.err
+    assert wrong.code == 2
+    assert "unknown lossy arm 'torch_kv'" in wrong.err

@@ -325,3 +325,45 @@ def test_a_table_of_the_real_points_is_read_back_into_plans(tmp_path: Path) -> N
     assert plan.prefill_path == last.partition("/")[0]
     assert plan.sparse_prefill == last.partition("/")[2]
     assert found.plan(Batch.verify([8192] * 4, 2)).reasons["indexer_layout"].estimates_us
+
+
+@pytest.mark.usefixtures("real_points")
+def test_a_lossy_arm_is_taken_only_by_who_allows_it(tmp_path: Path) -> None:
+    libraries = (("sgl-flash-mla", "1.0.0"), ("torch", "2.0"))
+    key = Key(H100, "1.0", libraries, "deepseek-v3.2", 128, "fp8_packed", "made up 1")
+    times = {"mla/flashmla_sparse": 20.0, "mla/flashmla_kv": 30.0, "mla/flashmla_sparse_q8": 10.0}
+    rows = [
+        Measurement("prefill", str(batch), arm, Status.OK, us, us, us)
+        for batch in POINTS["prefill"].grid(SETTING)
+        for arm, each in times.items()
+        for us in (each * batch.q_tokens,)
+    ]
+    table = Table(key, detect.KNOWN[H100], tuple(rows), "made up", "2025-01-01T00:00:00Z")
+    path, batch = written(tmp_path / "t.tsv", table), Batch.extend([8192], [128])
+
+    plain = opened(path, gpu=H100)
+    asked = opened(path, gpu=H100, allow_lossy=["flashmla_sparse_q8"])
+
+    assert plain.plan(batch).sparse_prefill == "flashmla_sparse"
+    assert "flashmla_sparse_q8" not in plain.plan(batch).reasons["sparse_prefill"].estimates_us
+    assert "mla/flashmla_sparse_q8" not in plain.unmeasured.get("prefill", ())
+    plan = asked.plan(batch)
+    assert plan.sparse_prefill == "flashmla_sparse_q8"
+    assert (plan.topk_transform, plan.layout_conversion) == ("ragged", "packed_fp8.narrow")
+    assert "layout_conversion = packed_fp8.narrow" in asked.explain(batch)
+    with pytest.raises(UnknownName, match="unknown lossy arm 'fast'"):
+        opened(path, gpu=H100, allow_lossy=["fast"])
+
+
+@pytest.mark.usefixtures("real_points")
+def test_no_variable_forces_a_lossy_arm_that_was_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_TUNE_FORCE", "prefill=mla/flashmla_sparse_q8")
+    batch = Batch.extend([8192], [128])
+
+    for allowed in ([], ["flashmla_sparse_q8"]):
+        found = Dispatcher.open(
+            gpu=H100, model="deepseek-v3.2", heads=128, kv_dtype="fp8", allow_lossy=allowed
+        )
+        assert (found.plan(batch).sparse_prefill == "flashmla_sparse_q8") == bool(allowed)

@@ -89,3 +89,27 @@ def test_a_gather_may_end_where_a_tensor_says(
     expected = packed_fp8.dequantize_reference(pool, slots[:count], RANK, ROPE)
     assert whole.shape == (37, RANK + ROPE)
     assert torch.equal(whole[:count], expected)
+
+
+@pytest.mark.parametrize("spare", [0, 5])
+@pytest.mark.parametrize(("rank", "rope"), [(512, 64), (128, 32)])
+@pytest.mark.parametrize("tokens", [1, 8, 37])
+def test_narrowing_equals_the_reference_and_ends_in_zeros(
+    rank: int, rope: int, tokens: int, spare: int, kernel_device: torch.device
+) -> None:
+    given = latents(64, rank, rope)
+    given[::3] *= 300
+    given[1::3] *= 2**-9
+    pool = packed_fp8.quantize_reference(given, rank).to(kernel_device)
+    slots = torch.randint(64, (tokens,), generator=torch.Generator().manual_seed(1)).int()
+    slots = slots.to(kernel_device)
+
+    narrow = packed_fp8.narrow(pool, slots, rank, rope, spare)
+
+    right = packed_fp8.narrow_reference(pool, slots, rank, rope, spare)
+    assert narrow.dtype == torch.float8_e4m3fn
+    assert torch.equal(narrow.float(), right.float())
+    assert not narrow[tokens:].view(torch.uint8).any()
+    wide = packed_fp8.dequantize_reference(pool, slots, rank, rope).float()
+    clamped = wide.clamp(-448, 448)
+    assert ((right[:tokens].float() - clamped).abs() <= clamped.abs() / 16 + 2**-10).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -253,6 +254,58 @@ def test_a_release_without_the_second_selection_says_which_has_it(
 
     with pytest.raises(LibraryMissing, match="no topk_v2"):
         sglang.topk_v2(scores, none, none, 2)
+
+
+def test_the_fp8_kernel_gets_scales_of_one_and_the_first_of_its_outputs_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def forward(**given: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(given)
+        return (NOPE, ROPE, ROPE)
+
+    module = SimpleNamespace(sparse_mla_q8kv8_prefill_fwd=forward)
+    monkeypatch.setattr(sglang, "_module", {"sglang_q8": module}.__getitem__)
+    q, latents, unit = (torch.ones(shape) for shape in ((3, 64, 576), (2057, 576), (1,)))
+    out = sglang.q8_prefill(q, latents, PAGES, 0.1, unit)
+
+    (given,) = seen
+    assert out is NOPE
+    assert given["kv"].shape == (2057, 1, 576)
+    assert given["indices"].shape == (3, 1, 2048)
+    assert given["q_scale"] is given["kv_scale"] is unit
+    assert given["d_v"] == 512
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_the_kernel_that_rounds_q_is_found_in_old_and_new_releases(
+    monkeypatch: pytest.MonkeyPatch, newest: bool
+) -> None:
+    def cast(*given: Any) -> None:
+        seen.append(given)
+
+    seen: list[tuple[Any, ...]] = []
+    new, old = sglang._CASTS
+    where = new if newest else old
+    found = {where: SimpleNamespace(concat_and_cast_q_fp8_pad=cast)}
+
+    def import_module(name: str) -> Any:
+        if name not in found:
+            raise ModuleNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    sglang._cast.cache_clear()
+    try:
+        sglang.cast_q(NOPE, NOPE, ROPE)
+        found.clear()
+        sglang._cast.cache_clear()
+        with pytest.raises(LibraryMissing, match="concat_and_cast_q_fp8_pad"):
+            sglang.cast_q(NOPE, NOPE, ROPE)
+    finally:
+        sglang._cast.cache_clear()
+    assert seen == [(NOPE, NOPE, ROPE, 16)]
 
 
 def test_sglangs_top_k_takes_2048_and_its_operands_in_order(

@@ -400,6 +400,21 @@ def test_fa3_over_a_selection_ends_where_an_int32_offset_does(heads: int, most: 
 
 
 @pytest.mark.parametrize(
+    ("model", "heads", "fit"),
+    [
+        ("deepseek-v3.2", 128, True), ("deepseek-v3.2", 16, True), ("deepseek-v3.2", 96, False),
+        ("deepseek-v3.2", 48, False), ("deepseek-v3.2", 256, False), ("tiny", 4, False),
+    ],
+)  # fmt: skip
+def test_sglangs_fp8_kernel_takes_these_heads_and_widths(model: str, heads: int, fit: bool) -> None:
+    setting = replace(_SETTING, profile=profile_of(model), heads=heads)
+
+    reason = sglang.Q8_SHAPE.check(_rows(8), setting)
+    assert (reason is None) == fit
+    assert fit or f"{heads} heads" in str(reason)
+
+
+@pytest.mark.parametrize(
     ("heads", "fit"), [(4, True), (8, True), (16, False), (32, False), (24, False)]
 )
 def test_a_union_of_four_takes_the_heads_that_fill_16_or_32_rows(heads: int, fit: bool) -> None:
@@ -415,6 +430,20 @@ def test_sglangs_triton_kernel_takes_up_to_32_heads_of_512_and_64_channels() -> 
     assert "64 heads" in str(shape.check(_rows(8), replace(_SETTING, heads=64)))
     tiny = replace(_SETTING, profile=profile_of("tiny"), heads=4)
     assert "128 + 32" in str(shape.check(_rows(8), tiny))
+
+
+def test_the_fp8_kernel_ends_where_an_int32_offset_of_indices_does() -> None:
+    assert _limit(sglang.Q8_OFFSETS, _SETTING, 8, 2**21) == 1048575
+
+
+def test_the_fp8_kernel_s_operands_keep_to_a_quarter_of_the_memory() -> None:
+    memory = _SETTING.device.memory
+    row_bytes = 128 * (2 * 512 + 576 + 2 * 512 + 8)
+    setting = replace(_SETTING, heads=128)
+
+    assert _limit(sglang.Q8_BYTES, setting, 8, 2**21) == memory // 4 // row_bytes
+    many = Batch.extend([memory // 4 // 576], [8])
+    assert "GiB of gathered fp8 latents" in str(sglang.Q8_BYTES.check(many, setting))
 
 
 def test_splitting_a_selection_is_for_few_rows() -> None:

@@ -118,7 +118,7 @@ def test_every_library_is_known_to_the_key() -> None:
 
 
 def test_an_optional_library_is_missing_until_all_that_it_needs_is_installed(site: Path) -> None:
-    others = {"sglang_triton_decode", "sglang_topk_v2"}
+    others = {"sglang_q8", "sglang_triton_decode", "sglang_topk_v2"}
     assert providers.missing() == {"sglang_triton", *others}
 
     install(site, "sglang", "0.5.22", "sglang.kernels.ops.attention.dsa.triton_sparse_mla_prefill")
@@ -133,6 +133,7 @@ def test_no_library_that_others_need_is_optional() -> None:
     optional = {name for name, one in providers.PROVIDERS.items() if one.optional}
 
     assert optional == {
+        "sglang_q8",
         "sglang_triton",
         "sglang_triton_decode",
         "sglang_topk_v2",

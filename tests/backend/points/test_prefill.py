@@ -14,7 +14,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsa_tune import Batch, BatchError
+from nsa_tune import Batch, BatchError, UnknownName
+from nsa_tune.autotune.bench.measure import measure_batch
+from nsa_tune.autotune.bench.timing import timer_for
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
@@ -22,13 +24,13 @@ from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points import LOSSY, POINTS, lossy_named
 from nsa_tune.backend.points.attention_case import PrefillCase, prefill_case
 from nsa_tune.backend.points.prefill.features import union_keys
 from nsa_tune.backend.types.layouts import NOT_SGLANGS, SGLANGS_TRITON, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.backend.types.records import Device
+from nsa_tune.backend.types.records import Device, Status
 from tests.backend.points.test_decode import fa3_sparse
 
 PREFILL = POINTS["prefill"]
@@ -454,6 +456,84 @@ def test_what_plug_ins_do_not_take_are_arms() -> None:
     names = {arm.name for arm in PREFILL.arms}
 
     assert names > NOT_SGLANGS | SGLANGS_TRITON
+
+
+def test_a_lossy_arm_runs_only_where_the_user_asked_for_it() -> None:
+    names = {arm.choice: arm for arm in PREFILL.arms if arm.loss}
+    assert set(names) == {"flashmla_sparse_q8", "torch_sparse_q8"} == set(LOSSY)
+    asked = replace(H100, lossy=frozenset({"flashmla_sparse_q8"}))
+
+    assert set(PREFILL.candidates(asked)) - set(PREFILL.candidates(H100)) == {
+        names["flashmla_sparse_q8"]
+    }
+    with pytest.raises(UnknownName, match="unknown lossy arm 'flashmla_kv'"):
+        lossy_named(["flashmla_sparse_q8", "flashmla_kv"])
+
+
+Q8 = replace(TINY, lossy=frozenset({"torch_sparse_q8"}))
+
+
+@pytest.mark.parametrize("batch", BATCHES[1:], ids=str)
+def test_rounding_to_fp8_costs_a_few_percent_and_more_than_another_arm_may(batch: Batch) -> None:
+    case = prefill_case(batch, Q8, CPU)
+    arm = PREFILL.arm("mla/torch_sparse_q8")
+    assert arm in PREFILL.candidates(Q8)
+    assert arm.tolerance is not None
+
+    error = case.error_of(arm.build(case)())
+
+    assert error < arm.tolerance / 2
+    assert error > 2 * case.error_of(PREFILL.arm("mla/torch_sparse").build(case)())
+
+
+def test_only_a_lossy_arm_is_measured_by_a_tolerance_of_its_own() -> None:
+    batch = max(BATCHES, key=lambda one: one.q_tokens)
+    arm = PREFILL.arm("mla/torch_sparse_q8")
+    device = torch.device("cpu")
+
+    for one, status in ((arm, Status.OK), (replace(arm, tolerance=None), Status.WRONG)):
+        (row,) = measure_batch(PREFILL, batch, [one], Q8, device, timer_for(device))
+        assert row.status is status
+        assert row.error is not None
+        assert 0.02 < row.error < 0.06
+
+
+def cast_q(out: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:
+    """`concat_and_cast_q_fp8_pad`'s contract: the first heads are written, no others."""
+    assert nope.stride(-1) == rope.stride(-1) == 1
+    out[:, : nope.shape[1]] = torch.cat((nope, rope), -1).to(out.dtype)
+
+
+def q8_prefill(
+    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, unit: torch.Tensor
+) -> torch.Tensor:
+    """`sparse_mla_q8kv8_prefill_fwd`'s contract: rows of zeros for indices of -1, unit scales."""
+    assert q.dtype == latents.dtype == torch.float8_e4m3fn
+    assert q.shape[1] % 64 == 0
+    assert q.is_contiguous()
+    assert latents.is_contiguous()
+    assert unit.tolist() == [1.0]
+    spare = indices.shape[1]
+    assert not latents[-spare:].view(torch.uint8).any()
+    assert int(indices.max()) < len(latents) - spare
+    return sparse_mla_reference(q.bfloat16(), latents.bfloat16(), indices, scale, 128)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_the_fp8_kernel_gets_q_and_gathered_latents_in_e4m3(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang, "cast_q", cast_q)
+    monkeypatch.setattr(sglang, "q8_prefill", q8_prefill)
+    case = prefill_case(batch, TINY, CPU)
+    arm = PREFILL.arm("mla/flashmla_sparse_q8")
+    run = arm.build(case)
+    first, again = run(), run()
+
+    assert first.shape == (batch.q_tokens, 4, 32)
+    assert torch.equal(first, again)
+    assert arm.tolerance is not None
+    assert case.error_of(first) < arm.tolerance / 2
 
 
 def test_a_kernel_is_not_planned_for_a_profile_that_it_cannot_take() -> None:

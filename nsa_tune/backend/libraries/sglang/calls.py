@@ -17,10 +17,26 @@ from nsa_tune.backend import libraries as providers
 if TYPE_CHECKING:
     import torch
 
+_CASTS = (
+    "sglang.kernels.ops.attention.mla_qk_prep",
+    "sglang.kernels.ops.kvcache.cache_ops",
+)
+"""Where the kernel is that rounds q: in 0.5.23, and in 0.5.17."""
+
 
 @cache
 def _module(library: str) -> Any:
     return providers.load(library)
+
+
+@cache
+def _cast() -> Any:
+    for name in _CASTS:
+        try:
+            return importlib.import_module(name).concat_and_cast_q_fp8_pad
+        except (ImportError, AttributeError):
+            continue
+    raise LibraryMissing("this sglang has no concat_and_cast_q_fp8_pad: pip install sglang==0.5.17")
 
 
 def triton_sparse(
@@ -96,6 +112,46 @@ def triton_decode(
         q, pool, pool[..., : out.shape[-1]], out, starts, slots, partial, lse, splits,
         partial.shape[2], scale, 1.0, 1.0, has_mla=True,
     )  # fmt: skip
+
+
+def cast_q(out: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:
+    """Round absorbed queries to e4m3 into the first heads of `out`, nope before rope.
+
+    `dsa_backend.py:2639` calls `concat_and_cast_q_fp8_pad`.
+
+    Args:
+        out: [rows, at least heads, 576] e4m3; written.
+        nope: [rows, heads, 512] bf16, last dimension contiguous; heads a power of two.
+        rope: [rows, heads, 64] bf16, last dimension contiguous.
+    """
+    _cast()(out, nope, rope, nope.shape[1])
+
+
+def q8_prefill(
+    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, unit: torch.Tensor
+) -> torch.Tensor:
+    """Sparse prefill in fp8, SGLang's backend "flashmla_sparse_q8" since 0.5.16. SM90 only.
+
+    `dsa_backend.py:2543` (`_forward_flashmla_sparse_q8kv8`) calls
+    `sparse_mla_q8kv8_prefill_sm90.py` (`sparse_mla_q8kv8_prefill_fwd`). Queries, keys, values and
+    softmax weights are e4m3; sums are fp32. SGLang 0.5.15 has the kernel and no backend for it.
+
+    Args:
+        q: [rows, 64 or 128, 576] e4m3.
+        latents: [kv tokens + topk, 576] e4m3; the last topk rows are zeros, read for indices of -1.
+        indices: [rows, topk] int32 into `latents`, or -1.
+        scale: softmax scale.
+        unit: [1] fp32, 1: the scale of q and of latents.
+
+    Returns:
+        [rows, 64 or 128, 512] bf16.
+    """
+    call = _module("sglang_q8").sparse_mla_q8kv8_prefill_fwd
+    out: torch.Tensor = call(
+        q=q, kv=latents[:, None], indices=indices[:, None], sm_scale=scale, q_scale=unit,
+        kv_scale=unit, d_v=512,
+    )[0]  # fmt: skip
+    return out
 
 
 def topk_v2(

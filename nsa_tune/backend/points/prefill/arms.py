@@ -17,10 +17,18 @@ _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
 _WIDENED = {KVLayout.FP8_PACKED: "packed_fp8.dequantize"}
+_NARROWED = {KVLayout.FP8_PACKED: "packed_fp8.narrow"}
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
 _HOPPER_ON = _HOPPER | _BLACKWELL | frozenset({"sm120", "sm121"})
 _DENSE = (limits.SOME_ROWS, limits.DENSE_EXACT, limits.CHUNK_CAPACITY, limits.NOT_CAPTURED)
+
+_FP8_TOLERANCE = 0.12
+"""Relative error that rounding q, keys, values and weights to e4m3 may leave."""
+_FP8_LOSS = (
+    "rounds q, keys, values and softmax weights to e4m3 (3 mantissa bits) with scales of 1: what "
+    "lies beyond 448 is cut off"
+)
 
 MHA = (
     Arm(
@@ -82,6 +90,11 @@ MLA = (
         features=features.OF_UNION, copied=_WIDENED,
     ),
     SparseArm(
+        "mla/flashmla_sparse_q8", mla.build_flashmla_sparse_q8, _PACKED, "sglang_q8", _HOPPER,
+        (limits.SOME_ROWS, *sglang.Q8), features=features.OF_MLA, loss=_FP8_LOSS,
+        tolerance=_FP8_TOLERANCE, copied=_NARROWED,
+    ),
+    SparseArm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
         "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - flash_mla.ARCHS,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
@@ -94,5 +107,9 @@ MLA = (
     SparseArm(
         "mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA,
         copied={},
+    ),
+    SparseArm(
+        "mla/torch_sparse_q8", mla.build_torch_sparse_q8, _PACKED, reference=True,
+        features=features.OF_MLA, loss=_FP8_LOSS, tolerance=_FP8_TOLERANCE, copied=_NARROWED,
     ),
 )  # fmt: skip
