@@ -18,14 +18,3 @@ def on_e4m3_grid(value):
     exponent = tl.maximum((value.to(tl.int32, bitcast=True) >> 23) & 0xFF, 121)
     magic = (((exponent + 20) << 23) | 0x400000).to(tl.float32, bitcast=True)
     return (value + magic) - magic
-
-
-@triton.jit
-def scale_exponent(largest):
-    """ceil(log2(`largest` / 448)) of normal, positive fp32, exactly: 448 is 1.75 * 2**8.
-
-    By the bits, because the GPU's log2 and division are approximations, and just at 448 times a
-    power of two the ceiling would show it.
-    """
-    bits = largest.to(tl.int32, bitcast=True)
-    return (bits >> 23) - 127 - 8 + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 from nsa_tune.backend.types.layouts import V4_SCALE_TILE, KVLayout
 
 _E4M3_MAX = 448.0
@@ -19,8 +18,7 @@ _SMALLEST = 1e-8
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""
 _BIAS = 127
 _DEQUANTIZE = (8, 2)
-"""(tokens a program, warps), as all of these: the fastest of those that were tried."""
-_QUANTIZE = (8, 8)
+"""(tokens a program, warps): the fastest of those that were tried."""
 
 
 def empty_pool(
@@ -40,10 +38,18 @@ def rows_of(pool: torch.Tensor, page_size: int, rank: int, rope: int) -> torch.T
     return pool[:, : page_size * each].view(pool.shape[0], page_size, 1, each)
 
 
-def quantize_reference(
+def quantize(
     latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, page_size: int, rank: int
 ) -> None:
-    """`quantize` in plain torch, on any device."""
+    """Write tokens into their slots of a paged pool: byte = 127 + ceil(log2(max |x| / 448)).
+
+    Args:
+        latents: [tokens, rank + rope] bf16.
+        slots: [tokens], all different.
+        pool: [pages, bytes a page] uint8; written.
+        page_size: tokens a page.
+        rank: quantized width, a multiple of 64.
+    """
     tiles = latents[:, :rank].float().unflatten(-1, (-1, V4_SCALE_TILE))
     largest = tiles.abs().amax(-1, keepdim=True).clamp_min(_SMALLEST)
     exponents = torch.ceil(torch.log2(largest / _E4M3_MAX))
@@ -160,71 +166,3 @@ def dequantize(
         SCALES=layout.token_bytes(rank, rope) - rank - 2 * rope, TOKENS=each, num_warps=warps,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _quantize_kernel(
-    latents, slots, values, tails, scales, tokens, page_bytes, page_halves, page_size, stride,
-    TILES: tl.constexpr, TILES_UP: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
-    SCALES: tl.constexpr, TOKENS: tl.constexpr, SMALLEST: tl.constexpr,
-):  # fmt: skip
-    ROW: tl.constexpr = TILES * TILE + 2 * ROPE
-    row = tl.arange(0, TOKENS * TILES_UP)
-    token = tl.program_id(0) * TOKENS + row // TILES_UP
-    tile = row % TILES_UP
-    here = (token < tokens) & (tile < TILES)
-    slot = tl.load(slots + token, mask=here, other=0)
-    page = (slot // page_size).to(tl.int64) * page_bytes
-    offset = slot % page_size
-    column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    start = latents + token.to(tl.int64)[:, None] * stride
-    latent = tl.load(start + column, mask=here[:, None], other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(latent), axis=1), SMALLEST)
-    exponent = scale_exponent(largest)
-    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-    value = on_e4m3_grid(latent * inverse[:, None]).to(values.dtype.element_ty)
-    tl.store(values + (page + offset * ROW)[:, None] + column, value, mask=here[:, None])
-    place = scales + page + page_size * ROW + offset * SCALES + tile
-    tl.store(place, (127 + exponent).to(tl.uint8), mask=here)
-
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    here = token < tokens
-    slot = tl.load(slots + token, mask=here, other=0)
-    page = (slot // page_size).to(tl.int64) * page_halves
-    column = tl.arange(0, ROPE)[None, :]
-    start = latents + token.to(tl.int64)[:, None] * stride + TILES * TILE
-    tail = tl.load(start + column, mask=here[:, None], other=0.0)
-    target = page + (slot % page_size) * (ROW // 2) + TILES * TILE // 2
-    tl.store(tails + target[:, None] + column, tail, mask=here[:, None])
-
-
-def quantize(
-    latents: torch.Tensor,
-    slots: torch.Tensor,
-    pool: torch.Tensor,
-    page_size: int,
-    rank: int,
-    rope: int,
-) -> None:
-    """Write tokens into their slots of a paged pool: byte = 127 + ceil(log2(max |x| / 448)).
-
-    Args:
-        latents: [tokens, rank + rope] bf16, rows contiguous.
-        slots: [tokens] int32, all different.
-        pool: [pages, bytes a page] uint8, contiguous; written.
-        page_size: tokens a page.
-        rank: quantized width, a multiple of 64.
-        rope: bf16 width, a power of two.
-    """
-    tokens, layout = slots.numel(), KVLayout.V4_PAGED
-    assert pool.is_contiguous() and latents.stride(1) == 1
-    assert pool.shape[1] == layout.page_bytes(rank, rope, page_size)
-    each, warps = _QUANTIZE
-    tiles = rank // V4_SCALE_TILE
-    _quantize_kernel[(triton.cdiv(tokens, each),)](
-        latents, slots, pool.view(torch.float8_e4m3fn), pool.view(torch.bfloat16), pool,
-        tokens, pool.shape[1], pool.shape[1] // 2, page_size, latents.stride(0),
-        TILES=tiles, TILES_UP=triton.next_power_of_2(tiles), TILE=V4_SCALE_TILE, ROPE=rope,
-        SCALES=layout.token_bytes(rank, rope) - rank - 2 * rope, TOKENS=each,
-        SMALLEST=_SMALLEST, num_warps=warps,
-    )  # fmt: skip

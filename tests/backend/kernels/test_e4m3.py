@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -31,24 +31,3 @@ def test_every_e4m3_number_and_every_tie_between_two_rounds_as_torch_rounds(
     _round[(1,)](padded.to(kernel_device), rounded, COUNT=count)
 
     assert torch.equal(rounded.cpu(), padded.to(torch.float8_e4m3fn).float())
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _exponents(source, target, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.arange(0, COUNT)
-    tl.store(target + place, scale_exponent(tl.load(source + place)))
-
-
-def test_a_scale_is_the_smallest_power_of_two_that_fits_448_times_it(
-    kernel_device: torch.device,
-) -> None:
-    fits = 448 * torch.exp2(torch.arange(-20.0, 12.0))
-    above = torch.nextafter(fits, torch.tensor(torch.inf))
-    below = torch.nextafter(fits, torch.tensor(0.0))
-    given = torch.cat([fits, above, below, fits * 0.6]).to(kernel_device)
-    found = torch.empty(128, dtype=torch.int32, device=kernel_device)
-
-    _exponents[(1,)](given, found, COUNT=128)
-
-    expected = torch.arange(-20, 12)
-    assert torch.equal(found.cpu(), torch.cat([expected, expected + 1, expected, expected]).int())

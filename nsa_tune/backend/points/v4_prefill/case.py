@@ -14,6 +14,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
+_QUANTIZED_AT_ONCE = 2**17
 _INDEX_COLUMNS = 64
 """flash_mla_with_kvcache takes rows of a multiple of this many indices."""
 
@@ -33,10 +34,9 @@ class TokenPool:
         shape = (pages * page_size, profile.latent)
         latents = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
         every = torch.arange(pages * page_size, dtype=torch.int32, device=device)
-        if device.type == "cpu":
-            v4_paged.quantize_reference(latents, every, self.bytes, page_size, self.rank)
-        else:
-            v4_paged.quantize(latents, every, self.bytes, page_size, self.rank, self.rope)
+        # Not all at once: places take eight bytes for each byte of the pool.
+        for some in every.split(_QUANTIZED_AT_ONCE):
+            v4_paged.quantize(latents[some], some, self.bytes, page_size, self.rank)
 
     @property
     def rows(self) -> torch.Tensor:
