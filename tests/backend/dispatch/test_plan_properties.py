@@ -32,7 +32,7 @@ from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import format_table, read_text
 
 H100 = KNOWN["NVIDIA H100 80GB HBM3"]
-PLANS = int(os.environ.get("PLANS", "10000"))
+PLANS = int(os.environ.get("PLANS", "4000"))
 _ROOT = Path(__file__).parents[3]
 _PLANS_EACH = 200
 _EXPLAINED_EACH = 3
