@@ -225,7 +225,7 @@ def test_a_run_ends_with_the_crossover_table(shell: Shell, tmp_path: Path) -> No
     assert "tiny, 4 local heads, fp8_packed" in first.err
     assert "budget: " in first.err
     document = json.loads(second.out)
-    assert document["schema"] == "nsa-tune/run/2"
+    assert document["schema"] == "nsa-tune/run/3"
     assert document["outcome"] == "budget"
     assert document["skipped"] > 0 < document["measured"]
     assert second.err == ""

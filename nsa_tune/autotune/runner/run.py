@@ -89,9 +89,6 @@ class RunResult:
     outcome: str
     """"done", "budget" or "interrupted"."""
     seconds: float
-    expected_regret: Mapping[str, float] = field(default_factory=dict)
-    """By question: the search's bound of the regret on the worst tenth of batches, the largest over
-    the run's keys. It is cautious, several times too high. Empty without a target regret."""
     spreads: tuple[Spread, ...] = ()
     """How far equal devices are apart, for each key of which several measured."""
     lost: int = 0
@@ -208,7 +205,6 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
         units=units,
         outcome=outcome,
         seconds=pool.seconds,
-        expected_regret=_worst(sweep.schedule.expected_regret() for sweep in sweeps),
         spreads=tuple(spread for sweep in sweeps if (spread := sweep.spread()) is not None),
         lost=pool.lost,
         left_out=_least_sure(
@@ -216,14 +212,6 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
             for sweep, table in zip(sweeps, tables, strict=True)
         ),
     )
-
-
-def _worst(regrets: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for expected in regrets:
-        for name, regret in expected.items():
-            worst[name] = max(regret, worst.get(name, 0.0))
-    return worst
 
 
 def _least_sure(by_sweep: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftOut]:

@@ -108,14 +108,6 @@ class Adaptive:
         jobs = sum(search.remaining() for search in self._searches)
         return max(min(jobs, ceil(self._left / 2)), 0)
 
-    def expected_regret(self) -> dict[str, float]:
-        """By question, the expected regret on the worst tenth of batches."""
-        regrets: dict[str, float] = {}
-        for search in self._of.values():
-            search.estimate()
-            regrets |= search.regret
-        return regrets
-
 
 @dataclass(slots=True)
 class _PlacedBatch:
@@ -161,8 +153,6 @@ class _PointSearch:
         self.stored = sum(word in self._candidates for word, _ in self._rows)
         """How many of them are stored already."""
         self._sample = list(self._draw_sample(traced, seed))
-        self.regret: dict[str, float] = {}
-        """By question, the expected regret on the worst tenth of the sample."""
         self._lowest_regret, self._batches_since_lowest = inf, 0
         self._new_results = True
         """Whether a job has ended since the latest fit."""
@@ -280,8 +270,7 @@ class _PointSearch:
         self._queue += (Job(self.point, batch, self._missing(batch)) for batch in unfinished)
         if self._queue:
             return
-        self.estimate()
-        worst = max(self.regret.values(), default=0.0)
+        worst = self._estimate()
         if worst < (1 - _FALL) * self._lowest_regret:
             self._lowest_regret, self._batches_since_lowest = worst, 0
         self._ended = worst <= self._target or self._batches_since_lowest >= _PATIENCE
@@ -296,8 +285,9 @@ class _PointSearch:
             self._queue.append(Job(self.point, placed.batch, self._missing(placed.batch)))
         self._ended = not self._queue
 
-    def estimate(self) -> None:
-        """Fit a policy, and update the expected regrets of the sample and of its worst tenth."""
+    def _estimate(self) -> float:
+        """Fit a policy, and update the expected regrets of the sample; that of its worst tenth, of
+        the question where it is largest."""
         policy = Policy.fit(self.point, self._setting, self._rows.values())
         regrets: dict[str, list[tuple[float, float]]] = {}
         for drawn in self._sample:
@@ -306,7 +296,7 @@ class _PointSearch:
                 regret = expected_loss_bound(ranked)
                 regrets.setdefault(name, []).append((regret, drawn.weight))
                 drawn.regret += regret
-        self.regret = {name: tail_mean(pairs, TAIL) for name, pairs in regrets.items()}
+        return max((tail_mean(pairs, TAIL) for pairs in regrets.values()), default=0.0)
 
     def _most_promising(self) -> str | None:
         """The candidate that comes nearest to the most expected regret of the sample."""

@@ -32,9 +32,6 @@ class Schedule(Protocol):
     def remaining(self) -> int:
         """How many jobs are still to be handed out, as far as that is known."""
 
-    def expected_regret(self) -> dict[str, float]:
-        """By question, the regret that is expected with what is measured; empty if unknown."""
-
 
 MakeSchedule: TypeAlias = Callable[[Sequence[Point], Setting, Sequence[Measurement]], Schedule]
 """Makes the schedule of one key from its points, its setting and the rows stored before."""
@@ -56,7 +53,3 @@ class FixedSchedule:
     def remaining(self) -> int:
         """The jobs that are left."""
         return len(self._jobs)
-
-    def expected_regret(self) -> dict[str, float]:
-        """Unknown."""
-        return {}

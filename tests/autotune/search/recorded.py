@@ -38,10 +38,8 @@ def recorded_part(point: Point, table: Table) -> Point:
     return replace(point, arms=kept, grid=lambda setting: grid)
 
 
-def replay(
-    table: Table, *, most_rows: int = 0, seed: int = 0
-) -> tuple[list[Measurement], dict[str, float]]:
-    """The rows of a run that ends by itself or after `most_rows`, and the regret it expects."""
+def replay(table: Table, *, most_rows: int = 0, seed: int = 0) -> list[Measurement]:
+    """The rows of a run that ends by itself or after `most_rows`."""
     recorded = {(row.point, row.batch, row.arm): row for row in table.measurements}
     points = [recorded_part(point, table) for point in POINTS.values()]
     schedule = Adaptive([point for point in points if point.arms], setting_of(table), (), seed=seed)
@@ -51,7 +49,7 @@ def replay(
         answers = [recorded[name] for name in names if name in recorded]
         schedule.done(job, answers)
         rows += answers
-    return rows, schedule.expected_regret()
+    return rows
 
 
 def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[str, list[float]]:

@@ -89,7 +89,6 @@ def test_it_measures_a_small_part_of_the_grid() -> None:
     jobs = sweep(schedule)
 
     assert len(jobs) < 0.2 * len(point().grid(SETTING))
-    assert schedule.expected_regret()["runnable"] <= 0.01
     assert schedule.remaining() == 0
     assert schedule.next() is None
 
@@ -230,12 +229,10 @@ def test_a_lower_target_takes_more_measurements() -> None:
 
 @pytest.mark.parametrize("target", [0.02, 0.3, 1.0])
 def test_a_higher_target_still_covers_the_whole_grid(target: float) -> None:
-    schedule = Adaptive([point()], SETTING, (), target_regret=target)
-    first = lengths(sweep(schedule))
+    first = lengths(sweep(Adaptive([point()], SETTING, (), target_regret=target)))
 
     assert min(first) < 50
     assert max(first) > 3000
-    assert schedule.expected_regret()["runnable"] <= target
 
 
 def test_a_small_grid_is_covered_although_that_is_more_than_a_fifth_of_it() -> None:
@@ -261,7 +258,7 @@ def test_no_point_is_refined_before_all_are_covered() -> None:
     assert len([job for job in jobs if job.point.name == "few"]) > 10
 
 
-def test_the_expected_regret_is_known_when_the_most_measurements_end_it(
+def test_the_most_measurements_end_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Coarse batches take most of the allowed measurements, and noise keeps the regret high."""
@@ -277,21 +274,6 @@ def test_the_expected_regret_is_known_when_the_most_measurements_end_it(
 
     assert sum(len(job.arms) for job in jobs) <= 2 * 129 / 5
     assert schedule.remaining() == 0
-    assert schedule.expected_regret()["runnable"] > 0.01
-
-
-def test_the_expected_regret_is_known_of_rows_stored_before() -> None:
-    known: list[Measurement] = []
-
-    def remembered(job: Job) -> list[Measurement]:
-        known.extend(measured(job))
-        return measured(job)
-
-    first = Adaptive([point()], SETTING, ())
-    sweep(first, remembered)
-    again = Adaptive([point()], SETTING, known)
-
-    assert again.expected_regret() == pytest.approx(first.expected_regret(), rel=0.5)
 
 
 def test_jobs_in_progress_do_not_delay_others() -> None:
@@ -357,7 +339,7 @@ def test_a_fifth_of_the_grid_answers_as_well_as_all_of_it(gpu: str) -> None:
     stem = f"{gpu}_deepseek-v3.2_h128_fp8"
     held_out = held_out_of(stem, later=False)
     table = same_arms(read_text(TABLE.with_name(f"{stem}.tsv")), held_out)
-    rows, _ = replay(table)
+    rows = replay(table)
 
     assert len(rows) <= 0.2 * len(table.measurements)
     swept, whole = regrets(rows, table, held_out), regrets(table.measurements, table, held_out)
