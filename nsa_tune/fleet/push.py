@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,16 +11,15 @@ from nsa_tune._errors import StoreError, StoreMissing
 from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import Check
-from nsa_tune.db.exchange import write_text
-from nsa_tune.remote.address import Address
-from nsa_tune.remote.client import Client, timeout_s, token
+from nsa_tune.db.text_table import format_table
+from nsa_tune.remote.client import Client
 
 _PIECE = 2**23
 """Bytes of a log that are sent at once; a service takes 16 MiB."""
 _LONGEST_LINE = 2**16
 
 
-def push_log(service: Address, path: Path) -> int:
+def push_log(service: Client, path: Path) -> int:
     """Send the decision log `path`; how many of its decisions were new to the service.
 
     It may be sent again when it has grown: its pieces begin at the same lines, so that the service
@@ -31,7 +29,7 @@ def push_log(service: Address, path: Path) -> int:
         StoreError: when the log cannot be read, or the service does not take it.
     """
     return sum(
-        _number(_client(service).post("/v1/decisions", piece, "application/x-ndjson"), "decisions")
+        _number(service.post("/v1/decisions", piece, "application/x-ndjson"), "decisions")
         for piece in _pieces(path)
     )
 
@@ -72,31 +70,14 @@ def findings_of(check: Check, key: Key) -> Iterator[dict[str, Any]]:
             }
 
 
-def push_finding(service: Address, finding: dict[str, Any]) -> None:
-    """Send `finding`, of which the service makes a doubt and a job.
-
-    Raises:
-        StoreError: when the service does not take it: it has no such table, say.
-    """
-    _client(service).post("/v1/findings", finding)
-
-
-def push_table(service: Address, table: Table) -> int:
+def push_table(service: Client, table: Table) -> int:
     """Send `table` as text; how many of its measurements were new to the service.
 
     Raises:
         StoreError: when the service does not take it.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "table.tsv")
-        write_text(table, path)
-        body = path.read_bytes()
-    answer = _client(service).post("/v1/tables", body, "text/tab-separated-values")
-    return _number(answer, "added")
-
-
-def _client(service: Address) -> Client:
-    return Client(service.server, token(), patience_s=0, timeout_s=timeout_s())
+    body = format_table(table).encode()
+    return _number(service.post("/v1/tables", body, "text/tab-separated-values"), "added")
 
 
 def _number(answer: dict[str, Any], name: str) -> int:

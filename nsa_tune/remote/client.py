@@ -217,6 +217,15 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
+def hasty(url: str) -> Client:
+    """The service at `url`, asked once and within the time that opening a database may take.
+
+    Raises:
+        UsageError: when `url` is no address, or NSA_TUNE_TOKEN no token.
+    """
+    return Client(url, token(), patience_s=0, timeout_s=timeout_s())
+
+
 @contextmanager
 def reading() -> Iterator[None]:
     """Around reading an answer: another server's has other fields.

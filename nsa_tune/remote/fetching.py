@@ -146,9 +146,9 @@ def _asked(address: Address, copies: Copies, check: Check, seconds: float) -> Fe
             state, is_new = State(answer.sha256, answer.etag, _now(), newest=newest), True
         elif path is None:
             raise Refused(f"{address.shown} says that nothing has changed, to nobody who asked")
-        state = replace(state, asked_at=_now(), problem="")
+        state = replace(state, problem="")
     except StoreError as error:
-        state = replace(state, asked_at=_now(), problem=str(error))
+        state = replace(state, problem=str(error))
     finally:
         draft.unlink(missing_ok=True)
     copies.keep(state)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.remote.address import Address
-from nsa_tune.remote.client import Client, timeout_s, token
+from nsa_tune.remote.client import hasty
 
 _log = logging.getLogger(__name__)
 _asked: set[bytes] = set()
@@ -34,8 +34,7 @@ def ask_for(service: Address, wanted: Mapping[str, object]) -> threading.Thread 
 def _ask(service: Address, body: bytes) -> None:
     url = service.server
     try:
-        client = Client(url, token(), patience_s=0, timeout_s=timeout_s())
-        client.post("/v1/wanted", body, "application/json")
+        hasty(url).post("/v1/wanted", body, "application/json")
     except NsaTuneError as error:
         _log.warning("no table was asked for: %s", error)
     else:

@@ -16,10 +16,11 @@ from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db import places, reader
-from nsa_tune.remote.address import Address, address_in
+from nsa_tune.remote.address import address_in
 
 if TYPE_CHECKING:
     from nsa_tune.db.checks import Check
+    from nsa_tune.remote.client import Client
 
 
 @grouped
@@ -44,6 +45,7 @@ def push(
     What the service has already counts once. It needs a token of the role submit in NSA_TUNE_TOKEN.
     """
     from nsa_tune.fleet.push import push_log, push_table
+    from nsa_tune.remote.client import hasty
 
     address = address_in(service)
     if address is None:
@@ -52,28 +54,27 @@ def push(
         raise UsageError("say what to send: --log FILE, --checks or --tables")
     if address.readable:
         say(f"{address.shown} is not encrypted: others can read the token and what is sent")
+    client = hasty(address.server)
     for path in logs or ():
-        say(f"{path}: {counted(push_log(address, path), 'new decision')}")
+        say(f"{path}: {counted(push_log(client, path), 'new decision')}")
     if checks:
-        _push_checks(address, tables, database)
+        _push_checks(client, tables, database)
     if measured:
         for table in chosen(tables, database or places.database_to_write()):
-            say(f"{named(table.key)}: {counted(push_table(address, table), 'new measurement')}")
+            say(f"{named(table.key)}: {counted(push_table(client, table), 'new measurement')}")
 
 
-def _push_checks(service: Address, tables: TableOptions, database: Path | None) -> None:
+def _push_checks(service: Client, tables: TableOptions, database: Path | None) -> None:
     """Send what the newest check of each table found, where it failed.
 
     Raises:
         NsaTuneError: when the service refuses some of it; the rest is sent.
     """
-    from nsa_tune.fleet.push import push_finding
-
     found = list(_findings(tables, database))
     refused = 0
     for finding in found:
         try:
-            push_finding(service, finding)
+            service.post("/v1/findings", finding)
         except StoreError as error:
             say(f"refused: {error}")
             refused += 1
