@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -37,21 +36,17 @@ VIEWS = {
 _WORST = 10
 
 
-@dataclass(slots=True)
-class Drawn:
-    """Data of the charts by card name, filled while the cards are written."""
-
-    panels: dict[str, Any] = field(default_factory=dict)
-    """Cards with a winner map, and the curves of a line to choose."""
+Panels = dict[str, Any]
+"""By card name, the data of its charts: a winner map, and the curves of a line to choose."""
 
 
-def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
-    """The cards of section `number`; without charts if `drawn` is None."""
+def cards_of(report: Report, number: int, panels: Panels | None) -> str:
+    """The cards of section `number`, whose charts are put into `panels`; without them if None."""
     section = report.sections[number]
     start = f"t{number}"
     cards = [
         _answer(section),
-        *_crossovers(section, start, report.baseline, drawn),
+        *_crossovers(section, start, report.baseline, panels),
         *_costs(section, report.baseline),
         *_layers(section, report.baseline),
         _failures(section),
@@ -80,12 +75,14 @@ def _answer(section: Section) -> str:
 # --- crossovers
 
 
-def _crossovers(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
+def _crossovers(
+    section: Section, start: str, baseline: str, panels: Panels | None
+) -> Iterator[str]:
     for question in section.questions:
         for i, lines in enumerate(question.line_groups):
             name = f"{start}-{question.name}-{i}"
-            if drawn is not None:
-                drawn.panels[name] = line_panel(question, lines)
+            if panels is not None:
+                panels[name] = line_panel(question, lines)
             body = _panel(question, lines, baseline)
             yield article("crossovers", body, name=name)
     table = choices_table(section)

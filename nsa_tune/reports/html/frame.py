@@ -15,7 +15,7 @@ from functools import partial
 from html import escape
 
 from nsa_tune.reports.charts.theme import THEMES
-from nsa_tune.reports.html.cards import Drawn
+from nsa_tune.reports.html.cards import Panels
 from nsa_tune.reports.html.markup import asset, packed_text
 from nsa_tune.reports.html.vega_bundle import charts_javascript, has_charts
 
@@ -43,11 +43,11 @@ class Frame:
     after: str = ""
     """An element behind the tables."""
 
-    def page(self, title: str, header: str, sections: Iterable[str], drawn: Drawn | None) -> str:
-        """The whole page; `drawn` are its charts, if it has any."""
+    def page(self, title: str, header: str, sections: Iterable[str], panels: Panels | None) -> str:
+        """The whole page; `panels` are its charts, if it has any."""
         data = ""
-        if drawn is not None:
-            every = {"themes": THEMES, "panels": drawn.panels}
+        if panels is not None:
+            every = {"themes": THEMES, "panels": panels}
             data = json.dumps(every, separators=(",", ":"))
         return "\n".join(
             [

@@ -9,7 +9,7 @@ from html import escape
 from nsa_tune.reports.analysis.report import Report
 from nsa_tune.reports.formats.display_tables import fingerprint
 from nsa_tune.reports.formats.plain import source_name
-from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
+from nsa_tune.reports.html.cards import VIEWS, Panels, cards_of
 from nsa_tune.reports.html.frame import Frame, offline
 from nsa_tune.reports.html.markup import select
 
@@ -24,10 +24,10 @@ def as_html(report: Report, javascript: str | None = None) -> str:
 
 def written(report: Report, frame: Frame) -> str:
     """The page of `report` in `frame`."""
-    drawn = Drawn() if frame.has_charts else None
+    panels: Panels | None = {} if frame.has_charts else None
     titles = _titles(report)
-    sections = [_section(report, i, title, drawn) for i, title in enumerate(titles)]
-    return frame.page(_title(report), _header(report, titles, frame), sections, drawn)
+    sections = [_section(report, i, title, panels) for i, title in enumerate(titles)]
+    return frame.page(_title(report), _header(report, titles, frame), sections, panels)
 
 
 def _title(report: Report) -> str:
@@ -95,7 +95,7 @@ def _titles(report: Report) -> list[str]:
 # --- sections
 
 
-def _section(report: Report, number: int, title: str, drawn: Drawn | None) -> str:
+def _section(report: Report, number: int, title: str, panels: Panels | None) -> str:
     section = report.sections[number]
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
@@ -104,7 +104,7 @@ def _section(report: Report, number: int, title: str, drawn: Drawn | None) -> st
     return (
         f'<section class="table" data-table="{escape(title)}" aria-labelledby="title-{number}">'
         f'<h2 id="title-{number}">{escape(title)}</h2>'
-        f"{cards_of(report, number, drawn)}"
+        f"{cards_of(report, number, panels)}"
         f'<details class="card"><summary>What the table is valid for: driver, versions, protocol'
         f"</summary><dl>{items}</dl></details></section>"
     )
