@@ -42,7 +42,7 @@ LATER = dict(held_out_tables(FOLDER / "later.zip"))
 DENSE = {
     path.stem: path for path in shipped() if path.stem.split("_")[1] in ("deepseek-v3", "kimi-k2")
 }
-DENSE_FILES = [FOLDER / "h200_seed7171.zip"]
+DENSE_FILES = [FOLDER / "h200_seed7171.zip", FOLDER / "h200_seed9494.zip"]
 DENSE_BOUNDS = {
     "prefill_path": (0.2, 10), "mha_kernel": (0.4, 20), "absorbed_prefill": (0.6, 30),
     "decode": (0.6, 11),
@@ -309,7 +309,7 @@ def test_dense_mla_is_answered_well_on_batches_left_out(
 
 def test_dense_mla_is_answered_well_on_batches_that_its_tables_never_saw() -> None:
     found = list(shipped_losses(DENSE_FILES))
-    assert len(found) == 12
+    assert len(found) == 18
     for question, name, losses in found:
         mean, worst = DENSE_HELD_OUT_BOUNDS[question]
         assert len(losses) == 60
