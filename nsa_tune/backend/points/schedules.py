@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -68,6 +68,12 @@ def dealt(pieces: Sequence[tuple[float, int]], slots: int) -> float:
     if (total := sum([count for _, count in pieces])) <= slots:
         return max([length for length, count in pieces if count], default=0.0)
     together = total // (_WAVES * slots)
+    if together < 2 and total < 2 * len(pieces):
+        ends = [0.0] * slots
+        for length, count in pieces:
+            for _ in range(count):
+                heapreplace(ends, ends[0] + length)
+        return max(ends)
     levels = [(0.0, slots)]
     for length, count in pieces:
         left = count

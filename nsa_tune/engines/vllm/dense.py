@@ -5,7 +5,7 @@ vLLM takes a request of up to `reorder_batch_threshold` new tokens for a decode,
 on. The threshold is lowered for a step where the table says so, to the decodes' own number, never
 raised: a batch need not be sorted for more. It is restored when the call returns.
 
-Asking takes some 0.3 ms, so small batches, which MHA never suits by the table, are not asked about.
+Asking takes up to 1 ms, so small batches, which MHA never suits by the table, are not asked about.
 """
 
 from __future__ import annotations
