@@ -37,8 +37,11 @@ H100 = "NVIDIA H100 80GB HBM3"
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "held_out"
 HELD_OUT = sorted(FOLDER.glob("*.tsv"))
 LATER = dict(held_out_tables(FOLDER / "later.zip"))
-(OVERLAP,) = (FOLDER / "overlap").glob("*.tsv")
-"""Of queries that share their keys, which no shipped table was measured with."""
+FEW_HEADS = {
+    "h200_seed9537.zip": None, "overlap/h200_seed9537.zip": 0.8,
+    "overlap/h200_deepseek-v3.2_h16_bf16_80.tsv": None,
+}  # fmt: skip
+"""8 and 16 heads; what share of its keys a query keeps, where a table is told."""
 DENSE = {
     path.stem: path for path in shipped() if path.stem.split("_")[1] in ("deepseek-v3", "kimi-k2")
 }
@@ -276,16 +279,17 @@ def test_batches_that_nothing_was_chosen_by_are_answered_as_well(held_out: Table
         assert ours["worst"] < 0.15
 
 
-@pytest.mark.parametrize("question", ["prefill_path", "mha_kernel", "sparse_prefill"])
-def test_where_queries_share_their_keys_the_answers_hold(
-    question: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("held_out", "kept"), FEW_HEADS.items(), ids=str)
+def test_what_prefills_of_few_heads_run_loses_little(
+    held_out: str, kept: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    score(Namespace(table=OVERLAP, db=None, sums=False, taken=True, kept=None))
+    score(Namespace(table=FOLDER / held_out, db=None, sums=False, taken=True, kept=kept))
 
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
-    (ours,) = (row[2:] for row in rows if row[:2] == [f"| {question}", "nsa-tune"])
-    batches, mean, _, _, worst = (float(cell.strip("%| ")) for cell in ours)
-    assert batches >= 28 and mean < 0.5 and worst < 10, "in percent"
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    ours = [row for row in rows if row[1:2] == ["nsa-tune"]]
+    assert {row[0] for row in ours} >= {"mha_kernel", "sparse_prefill", "path and kernel"}
+    for question, _, _, mean, *_, worst in ours:
+        assert float(mean.strip("%")) <= 0.5 and float(worst.strip("%")) <= 10, question
 
 
 @pytest.mark.parametrize("table", ["h200_deepseek-v3_h128_bf16", "h200_kimi-k2_h64_bf16"])
