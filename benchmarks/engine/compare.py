@@ -1,6 +1,6 @@
 """Compare engines: the plug-in beside SGLang's default and the best static configuration.
 
-    python -m benchmarks.engine.compare RESULT.json ... [--markdown FILE]
+    python -m benchmarks.engine.compare RESULT.json ... [--of NAME] [--markdown FILE]
 
 Each RESULT.json is what `benchmarks.engine.run` wrote. Labels may be given as LABEL=RESULT.json.
 """
@@ -37,25 +37,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the tables; write what is asked for. 1 where a batch is lost to SGLang's default."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", nargs="+", help="RESULT.json or LABEL=RESULT.json")
+    parser.add_argument("--of", metavar="NAME", help="a configuration in the plug-in's place")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args(arguments)
-    engines = [_engine(text) for text in options.results]
+    engines = [_engine(text, options.of) for text in options.results]
     tables = list(tables_of(engines))
     print_tables("nsa-tune in SGLang", tables, Console(width=200, file=sys.stdout))
     if options.markdown:
         options.markdown.write_text("\n".join(map(_markdown, tables)))
-    return int(any(_lost(engines)))
+    return int(any(contest_of(e, kind).count("default")["loss"] for e in engines for kind in KINDS))
 
 
-def _engine(text: str) -> Engine:
+def _engine(text: str, of: str | None) -> Engine:
     label, _, path = text.rpartition("=")
-    return read(Path(path), label)
-
-
-def _lost(engines: Sequence[Engine]) -> Iterator[bool]:
-    for engine in engines:
-        for kind in KINDS:
-            yield contest_of(engine, kind).count("default")["loss"] > 0
+    engine = read(Path(path), label)
+    for one in engine.document["configurations"] if of else ():
+        one["plugin"] = one["name"] == of
+    return engine
 
 
 def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
@@ -112,7 +110,9 @@ def _note(contest: Contest) -> str:
 def _counted(contest: Contest, to: str) -> str:
     counts = contest.count(to)
     gain = contest.gain(to)
-    mean = "" if gain is None else f" ({100 * gain:+.1f} % on average)"
+    ours, theirs = (sum(getattr(o, who).value for o in contest.lines) for who in ("plugin", to))
+    total = f"{100 * (ours / theirs - 1):+.1f} % in sum" if theirs else ""
+    mean = "" if gain is None else f" ({100 * gain:+.1f} % on average, {total})"
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count) + mean
 
 
