@@ -74,7 +74,7 @@ def with_costs(
     policies[point] = Policy.fit(policies[point].point, setting, rows)
     return Dispatcher(
         setting, policies.values(), source=dispatcher.source, table=table,
-        baseline=dispatcher.baseline, forced=dispatcher.forced,
+        baseline=dispatcher.baseline, forced=dispatcher.forced, match=dispatcher.match,
     )  # fmt: skip
 
 

@@ -52,12 +52,13 @@ class Dispatcher:
         table: Table | None = None,
         baseline: Baseline = DEFAULT_BASELINE,
         forced: Mapping[str, str] | None = None,
+        match: Match = Match.EXACT,
     ) -> None:
         """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can.
 
         `forced` has for a point the arm that is taken where it is allowed.
         """
-        match = Match.BASELINE if table is None else Match.EXACT
+        match = Match.BASELINE if table is None else match
         planner = TablePlanner(
             setting, policies, source=source, match=match, baseline=baseline, table=table,
             forced=forced,

@@ -95,7 +95,7 @@ def sharing(dispatcher: Dispatcher, kept: float) -> Dispatcher:
     policies[_POINT] = policies[_POINT].at(replace(policies[_POINT].setting, kept=kept))
     return Dispatcher(
         setting, policies.values(), source=dispatcher.source, table=dispatcher.table,
-        baseline=dispatcher.baseline, forced=dispatcher.forced,
+        baseline=dispatcher.baseline, forced=dispatcher.forced, match=dispatcher.match,
     )  # fmt: skip
 
 
