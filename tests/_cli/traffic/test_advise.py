@@ -456,7 +456,6 @@ def test_a_gpu_that_no_times_stand_for_gets_no_answer(
 def test_another_gpus_times_promise_nothing_of_the_plugin(
     capsys: pytest.CaptureFixture[str], short: str
 ) -> None:
-    """The H100's table, besides, has no times of SGLang's decode kernel over bf16."""
     answer = Shell(capsys)("advise", "--gpu", "H20", "--flags", "--tp 8", "--trace", short)
 
     assert answer.out.startswith(
@@ -465,7 +464,6 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
     assert "by times of NVIDIA H100 80GB HBM3, which may be several times off" in answer.out
     assert command_of(answer)[-2:] == ["--tp", "8"]
     assert "    with the plug-in " not in answer.out
-    assert re.search(r"^    as given .* -$", answer.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

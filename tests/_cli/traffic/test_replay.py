@@ -61,11 +61,10 @@ def test_the_trace_may_be_named_as_for_advise(replay: Any, trace: Path) -> None:
 def test_another_gpus_times_promise_nothing_of_the_plugin(
     capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
 ) -> None:
-    """The H100's table, besides, has no times of SGLang's decode kernel over bf16."""
     words = ("--gpu", "H20", "--heads", "16", "--html", str(tmp_path / "page.html"), "--json")
     found = json.loads(Shell(capsys)("replay", str(trace), *words).out)
 
-    assert all(row["setup"] != "plug-in" and row["decode s"] is None for row in found["setups"])
+    assert all(row["setup"] != "plug-in" for row in found["setups"])
     assert not found["ways"]
     assert "by times of NVIDIA H100 80GB HBM3, which may be" in (tmp_path / "page.html").read_text()
 

@@ -98,10 +98,8 @@ def test_a_captured_graph_selects_at_every_context() -> None:
 
 
 @pytest.mark.usefixtures("clean_environment")
-@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
-def test_a_table_without_these_points_is_harmless(kv_dtype: str) -> None:
-    gpu = "NVIDIA H100 80GB HBM3"
-    found = Dispatcher.open(gpu=gpu, model="deepseek-v3.2", heads=128, kv_dtype=kv_dtype)
+def test_a_table_without_these_points_is_harmless() -> None:
+    found = Dispatcher.open(gpu="NVIDIA H200", model="deepseek-v3.2", heads=64, kv_dtype="bf16")
 
     assert found.unmeasured["indexer_topk"] == ("sglang", "sampled", "flashinfer", "sglang_v2")
     assert found.unmeasured["indexer_prefill"] == ("ragged", "paged", "chunked")
