@@ -177,5 +177,5 @@ def test_every_option_in_the_docs_exists() -> None:
     add_engine_options(parser)
     add_run_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}
-    elsewhere = {"--parts", "--sglang", "--out", "--seed", "--html", "--help"}
+    elsewhere = {"--parts", "--sglang", "--out", "--seed", "--html", "--help", "--of"}
     assert set(re.findall(r"--[a-z][a-z-]+", _DOCS)) - elsewhere <= known
