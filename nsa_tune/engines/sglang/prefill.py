@@ -21,11 +21,11 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog, table_of
 from nsa_tune.engines.extends import batch_of, selecting, sums_of
-from nsa_tune.engines.kept import Kept
 from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.costs import sharing
 from nsa_tune.engines.sglang.facts import TRITON, Facts, kernel_of
 from nsa_tune.engines.sglang.switch import paused
+from nsa_tune.engines.shared_keys import SharedKeys
 
 _ATTRIBUTE = "_nsa_tune_prefill"
 _MHA = "mha"
@@ -91,8 +91,8 @@ def chosen(backend: Any, prefix_lens: list[int], extend_lens: list[int]) -> str 
 def look_at(backend: Any, indices: Any) -> None:
     """A layer of `backend` attends by this selection."""
     prefill = backend.__dict__.get(_ATTRIBUTE)
-    if prefill is not None and prefill.kept is not None:
-        attempt("looking at a selection", prefill.kept.look, indices)
+    if prefill is not None and prefill.shared_keys is not None:
+        attempt("looking at a selection", prefill.shared_keys.look, indices)
 
 
 def start_looking(runner: Any) -> None:
@@ -100,7 +100,7 @@ def start_looking(runner: Any) -> None:
     by it."""
     prefill = runner.attn_backend.__dict__.get(_ATTRIBUTE)
     if prefill is not None and _UNION in prefill.answers.impls:
-        prefill.kept = Kept(prefill.answers.index_topk)
+        prefill.shared_keys = SharedKeys(prefill.answers.index_topk)
 
 
 def kernels_to_prove(backend: Any) -> list[str]:
@@ -194,7 +194,7 @@ class Prefill:
         self._log = log
         self._engines: tuple[bool, str, Any] | None = None
         """The engine's own `use_mha`, `dsa_prefill_impl` and union, where they were changed."""
-        self.kept: Kept | None = None
+        self.shared_keys: SharedKeys | None = None
         """What queries were seen to share; None where no kernel is chosen by it."""
 
     @classmethod
@@ -214,8 +214,8 @@ class Prefill:
 
     def give_back(self) -> None:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""
-        if self.kept is not None:
-            self.kept.end()
+        if self.shared_keys is not None:
+            self.shared_keys.end()
         if self._engines is not None:
             self._put(*self._engines[1:])
             self._engines = None
@@ -239,7 +239,9 @@ class Prefill:
         proven = self._backend.__dict__.get(PROVEN_KERNEL)
         if asked is None:
             return None
-        share = 0.0 if self.kept is None or asked.q_tokens <= _FEW else self.kept.share
+        share = (
+            0.0 if self.shared_keys is None or asked.q_tokens <= _FEW else self.shared_keys.share
+        )
         share = max(share - 0.25, 0.0) if asked.q_tokens <= _SOME else share
         return self.answers.of(asked, engine_mha=engine_mha, kept=share, proven=proven)
 
@@ -250,8 +252,8 @@ class Prefill:
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
         backend = self._backend
-        if self.kept is not None and {type(prefix_lens), type(extend_lens)} == {list}:
-            self.kept.begin(prefix_lens, extend_lens)
+        if self.shared_keys is not None and {type(prefix_lens), type(extend_lens)} == {list}:
+            self.shared_keys.begin(prefix_lens, extend_lens)
         engine_mha, engine_impl = backend.use_mha, kernel_of(backend)
         answer = self.answer(prefix_lens, extend_lens, engine_mha=engine_mha)
         if answer is None:

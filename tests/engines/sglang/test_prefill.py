@@ -432,9 +432,9 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
     few, some = engine.batch([30720], [1024]), engine.batch([30720], [2048])
     assert _kernel(engine, backend, some) == after
     before = _kernel(engine, backend, few)
-    if backend._nsa_tune_prefill.kept is not None:
-        assert backend._nsa_tune_prefill.kept.share == 1
-        backend._nsa_tune_prefill.kept.share = 0.0
+    if backend._nsa_tune_prefill.shared_keys is not None:
+        assert backend._nsa_tune_prefill.shared_keys.share == 1
+        backend._nsa_tune_prefill.shared_keys.share = 0.0
     assert _kernel(engine, backend, few) == before, "its host may have more to do by unions"
 
 

@@ -158,7 +158,7 @@ class _Table:
     """The plug-in's own hand on prefill kernels, by a table that only this rank has."""
 
     def __init__(self, engine: _Engine) -> None:
-        self._engine, self._random, self.kept = engine, engine.own, None
+        self._engine, self._random, self.shared_keys = engine, engine.own, None
         self.answers = SimpleNamespace(impls=frozenset({"fa3", "triton_sparse_mla"}))
         self.source = f"a table of process {os.getpid()}"
 

@@ -21,7 +21,7 @@ _LATER = 2
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-class Kept:
+class SharedKeys:
     """The share of its selection that a query keeps from the query before it, beyond chance."""
 
     def __init__(self, topk: int) -> None:

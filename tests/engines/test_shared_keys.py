@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from nsa_tune.backend.points.selections import Selection, selected_keys
-from nsa_tune.engines.kept import Kept
+from nsa_tune.engines.shared_keys import SharedKeys
 
 TOPK, PREFIX, NEW = 256, 4096, 600
 
 
-def _seen(overlap: float | None, passes: int = 3) -> Kept:
+def _seen(overlap: float | None, passes: int = 3) -> SharedKeys:
     """What is known after prefills of two sequences, of which the second is the longer one."""
-    kept = Kept(TOPK)
+    kept = SharedKeys(TOPK)
     for seed in range(passes):
         kept.begin([0, PREFIX], [40, NEW])
         seen = PREFIX + 1 + torch.arange(NEW)
@@ -44,7 +44,7 @@ def test_keys_that_are_shared_by_chance_do_not_count() -> None:
 
 
 def test_short_sequences_other_selections_and_no_pass_are_left_alone() -> None:
-    kept = Kept(TOPK)
+    kept = SharedKeys(TOPK)
     for indices in (None, torch.zeros(NEW, TOPK // 2).int(), torch.zeros(8, TOPK).int()):
         for prefix in (0, PREFIX):
             kept.begin([prefix] * 3, [60, NEW, 1])
@@ -53,7 +53,7 @@ def test_short_sequences_other_selections_and_no_pass_are_left_alone() -> None:
 
 
 def test_what_queries_share_may_change_and_be_more_in_some_places() -> None:
-    kept, same = Kept(TOPK), torch.arange(TOPK).int().expand(NEW, -1)
+    kept, same = SharedKeys(TOPK), torch.arange(TOPK).int().expand(NEW, -1)
     apart = torch.arange(NEW * TOPK).int().view(NEW, TOPK)
     halves = torch.cat((same[300:], apart[300:]))
     for indices, low, high in ((same, 1.0, 1.0), (halves, 0.3, 0.7), (apart, 0.0, 0.0)):
@@ -69,7 +69,7 @@ def test_when_a_sample_is_read_follows_from_no_clock() -> None:
     waits = []
     shares = []
     for done in (False, True):
-        kept = Kept(TOPK)
+        kept = SharedKeys(TOPK)
         for _pass in range(12):
             kept.begin([PREFIX], [NEW])
             for _ in range(61):
@@ -85,7 +85,7 @@ def test_when_a_sample_is_read_follows_from_no_clock() -> None:
 
 def test_a_pass_that_did_not_begin_here_is_not_looked_at() -> None:
     """It runs as SGLang has it, or drafts tokens: the last prefill's rows are not in it."""
-    kept = Kept(TOPK)
+    kept = SharedKeys(TOPK)
     kept.begin([PREFIX], [NEW])
     kept.end()
     for _ in range(61):
