@@ -6,6 +6,7 @@ It does so once the engine itself has imported them.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -61,6 +62,38 @@ def wrapped(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..
     return with_hook
 
 
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A hook and its place. It can be taken off, so that calls there cost nothing."""
+
+    owner: Any
+    """The class or module that has the method or function."""
+    name: str
+    original: Callable[..., Any]
+    hooked: Callable[..., Any]
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it was taken off, and can be put on again."""
+        return vars(self.owner).get(self.name) is self.original
+
+    def put_on(self) -> None:
+        """Have calls go through the hook."""
+        self._replace(self.original, self.hooked)
+
+    def take_off(self) -> None:
+        """Leave calls to the engine; where another plug-in has wrapped the hook, it stays."""
+        self._replace(self.hooked, self.original)
+
+    def _replace(self, old: Callable[..., Any], new: Callable[..., Any]) -> None:
+        for owner in [self.owner] if isinstance(self.owner, type) else [*sys.modules.values()]:
+            # Other modules may have imported a function by its name.
+            if getattr(owner, "__dict__", {}).get(self.name) is old:
+                setattr(owner, self.name, new)
+
+
+HOOKS_IN_PLACE: dict[str, Hook] = {}
+"""By the name of the symbol; those that are taken off too."""
 _arranged: set[str] = set()
 """The modules of engines that were seen to in this process."""
 
@@ -98,5 +131,8 @@ def _hook(plugin: Plugin, symbols: Sequence[Symbol]) -> None:
 
 def _wrap(plugin: Plugin, symbol: Symbol) -> None:
     owner, _, name = symbol.target.rpartition(".")
-    owner_class = resolve_name(owner)
-    setattr(owner_class, name, wrapped(getattr(owner_class, name), plugin.hooks()[symbol.name]))
+    found = resolve_name(owner)
+    original = getattr(found, name)
+    hook = Hook(found, name, original, wrapped(original, plugin.hooks()[symbol.name]))
+    setattr(found, name, hook.hooked)
+    HOOKS_IN_PLACE[symbol.name] = hook

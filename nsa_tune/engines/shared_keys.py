@@ -68,6 +68,11 @@ class SharedKeys:
             self._rows = []
         self._read_at = self._begun + _LATER
 
+    @property
+    def looks(self) -> bool:
+        """Whether layers of this pass are looked at."""
+        return bool(self._rows)
+
     def end(self) -> None:
         """What runs from now on is another pass."""
         self._rows, self._layer = [], 0

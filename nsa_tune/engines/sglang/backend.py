@@ -16,6 +16,7 @@ from nsa_tune.engines.agreement import decides_by
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.dispatchers import opened
 from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.plugin import HOOKS_IN_PLACE
 from nsa_tune.engines.sglang import EDGE, attempt, say_once
 from nsa_tune.engines.sglang.costs import untaken, with_pass_overhead, without_unsupported
 from nsa_tune.engines.sglang.eligible import Engine, variable_set, why_not
@@ -161,7 +162,9 @@ def check_hooks(backend: Any) -> None:
     for symbol in release.symbols if release is not None else ():
         owner, _, name = symbol.path.rpartition(".")
         # A process that has V4's backend need not have DSA's.
-        if owner in classes and not hooks_on(getattr(type(backend), name, None)):
+        hook = HOOKS_IN_PLACE.get(symbol.name)
+        there = hooks_on(getattr(type(backend), name, None)) or (hook and hook.is_off)
+        if owner in classes and not there:
             say_once(logging.WARNING, f"{symbol.target} is not hooked: SGLang decides that itself")
 
 

@@ -14,6 +14,7 @@ The engine's own method runs first. What it decided is then changed within these
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
@@ -28,7 +29,7 @@ from nsa_tune.engines.sglang.switch import paused
 from nsa_tune.engines.shared_keys import SharedKeys
 
 _ATTRIBUTE = "_nsa_tune_prefill"
-_MHA = "mha"
+_MHA, _EXTEND = "mha", "forward_extend"
 ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 """An attribute of the backend while a pass keeps SGLang's own choices."""
 PROVEN_KERNEL = "_nsa_tune_proven_kernel"
@@ -86,13 +87,6 @@ def chosen(backend: Any, prefix_lens: list[int], extend_lens: list[int]) -> str 
     it leaves that to SGLang."""
     prefill: Prefill | None = backend.__dict__.get(_ATTRIBUTE)
     return None if prefill is None else prefill.answer(prefix_lens, extend_lens, engine_mha=False)
-
-
-def look_at(backend: Any, indices: Any) -> None:
-    """A layer of `backend` attends by this selection."""
-    prefill = backend.__dict__.get(_ATTRIBUTE)
-    if prefill is not None and prefill.shared_keys is not None:
-        attempt("looking at a selection", prefill.shared_keys.look, indices)
 
 
 def start_looking(runner: Any) -> None:
@@ -216,6 +210,7 @@ class Prefill:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""
         if self.shared_keys is not None:
             self.shared_keys.end()
+            self._backend.__dict__.pop(_EXTEND, None)
         if self._engines is not None:
             self._put(*self._engines[1:])
             self._engines = None
@@ -254,6 +249,8 @@ class Prefill:
         backend = self._backend
         if self.shared_keys is not None and {type(prefix_lens), type(extend_lens)} == {list}:
             self.shared_keys.begin(prefix_lens, extend_lens)
+            if self.shared_keys.looks:
+                setattr(backend, _EXTEND, partial(_looked_at, backend, self.shared_keys))
         engine_mha, engine_impl = backend.use_mha, kernel_of(backend)
         answer = self.answer(prefix_lens, extend_lens, engine_mha=engine_mha)
         if answer is None:
@@ -277,6 +274,12 @@ class Prefill:
                 table=self.answers.table,
             )
         return True
+
+
+def _looked_at(backend: Any, shared_keys: SharedKeys, *given: Any, **named: Any) -> Any:
+    """What each layer of one pass calls in place of `backend.forward_extend`."""
+    attempt("looking at a selection", shared_keys.look, named.get("topk_indices"))
+    return getattr(type(backend), _EXTEND)(backend, *given, **named)
 
 
 def _path(mha: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from nsa_tune.engines.switches import switched_on
@@ -43,6 +43,12 @@ def switch_is_on(part: Part) -> bool:
 
 
 _paused = False
+_told: list[Callable[[], None]] = []
+
+
+def when_switched(call: Callable[[], None]) -> None:
+    """Have `call` run whenever the plug-in was paused or resumed."""
+    _told.append(call)
 
 
 def pause() -> None:
@@ -52,14 +58,19 @@ def pause() -> None:
     Of an engine with several ranks pause each of them while it is idle, and resume so too: two
     ranks that run one pass in different ways may wait for each other.
     """
-    global _paused
-    _paused = True
+    _switch(paused=True)
 
 
 def resume() -> None:
     """From the next pass on the plug-in decides again."""
+    _switch(paused=False)
+
+
+def _switch(*, paused: bool) -> None:
     global _paused
-    _paused = False
+    _paused = paused
+    for call in _told:
+        call()
 
 
 def paused() -> bool:

@@ -61,7 +61,7 @@ class Engine:
         methods = {name: wheel.compiled(BACKEND, f"{_CLASS}.{name}", names) for name in DECISIONS}
         for name, module in _modules(state).items():
             monkeypatch.setitem(_sys_modules(), name, module)
-        methods["forward_extend"] = lambda backend, *tensors: tensors
+        methods["forward_extend"] = lambda backend, *tensors, **named: tensors
         methods["_forward_fa3"] = lambda backend, **tensors: tensors
         methods["_forward_flashmla_sparse"] = lambda backend, **tensors: tensors
         return cls(type(_CLASS, (), methods), modes, transforms, state)

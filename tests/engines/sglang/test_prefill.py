@@ -26,7 +26,6 @@ from nsa_tune.engines.sglang.prefill import (
     changed,
     kernels_to_prove,
     leave_out,
-    look_at,
     start_looking,
 )
 from tests.engines.sglang.engine import Engine, model_runner
@@ -420,13 +419,13 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
     for _ in range(10):
         before = _kernel(engine, backend, batch)
         for _ in range(20):
-            look_at(backend, same)
+            backend.forward_extend(topk_indices=same)
     assert before[1] == 0, "what a start runs is made up"
     start_looking(runner)
     for _ in range(10):
         after = _kernel(engine, backend, batch)
         for _ in range(20):
-            look_at(backend, same)
+            backend.forward_extend(topk_indices=same)
 
     assert after[1] == (4 if "triton_sparse_mla_union4" in answers.impls else 0)
     few, some = engine.batch([30720], [1024]), engine.batch([30720], [2048])

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nsa_tune.engines.sglang import attempt, last_start, say_once
+from nsa_tune.engines.sglang import attempt, last_start, layer_hooks, say_once
 from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.kernels.swap import KernelSwap
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
@@ -76,6 +76,7 @@ def around_prepare_metadata(
 
 def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
+    layer_hooks.put_on()
     # An engine that captures anew has other graphs than those that this knows.
     runner.__dict__.pop(STEERING, None)
     SECONDS.clear()
@@ -83,6 +84,8 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     _compare(runner, (swap for swap in SWAPS if swap.captured))
     result = original(runner, *rest, **named)
     _compare(runner, (swap for swap in SWAPS if not swap.captured))
+    # Passes are timed as they will be served.
+    layer_hooks.serve()
     attempt("proving how passes run", attach, runner)
     attempt("leaving out what is not proven", drop_unproven_table, runner)
     if STEERING in runner.__dict__:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nsa_tune.engines.sglang.prefill import look_at
-
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -77,7 +75,6 @@ def around_extend(
 ) -> Any:
     """The hook around `DeepseekSparseAttnBackend.forward_extend`."""
     if _swap is None or _swap.backend is not backend:
-        look_at(backend, named.get("topk_indices"))
         return original(backend, q, k, v, layer, forward_batch, *rest, **named)
     q_rope, k_rope = named["q_rope"], named["k_rope"]
     indices = named.get("topk_indices")
