@@ -41,8 +41,8 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.checks import Check, read_checks
+from nsa_tune.db.contents import read_contents
 from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.history import read_histories
 from nsa_tune.db.places import shipped
 from nsa_tune.db.reader import keys_in, newest_in, read_database
 from nsa_tune.db.runs import newest_of, run_table, runs_of, state_of
@@ -69,7 +69,7 @@ Case: TypeAlias = Callable[[Random, Path], bool]
 """Runs one case in a folder; True when what was read was used."""
 
 _READERS: tuple[Callable[[Path], object], ...] = (
-    read_database, read_histories, read_checks, keys_in, newest_in, state_of, runs_of, newest_of,
+    read_database, read_contents, read_checks, keys_in, newest_in, state_of, runs_of, newest_of,
     lambda path: run_table(path, 1), lambda path: _held(path).keys,
 )  # fmt: skip
 _QUICK = frozenset({"trace", "log", "http"})

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from nsa_tune._errors import NoTunedData, StoreError, StoreReadOnly, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import read_checks
-from nsa_tune.db.history import history_of, read_histories
+from nsa_tune.db.contents import contents_of, read_contents
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_row, format_table, read_text
 
@@ -54,7 +54,7 @@ def import_text(store: Store, path: Path) -> int:
     new = tuple(row for row in table.measurements if format_row(row) not in known)
     if not new and not table.limits:
         return 0
-    return store.unite(history_of(replace(table, measurements=new), {"import": path.name}))
+    return store.unite(contents_of(replace(table, measurements=new)), path.name)
 
 
 class Merged(NamedTuple):
@@ -65,7 +65,7 @@ class Merged(NamedTuple):
     added: int
     """Measurements that were new."""
     known: int
-    """Measurements that were there, or that others of the same time go before."""
+    """Measurements that were there, or that others go before."""
 
 
 def merge(store: Store, path: Path) -> Merged:
@@ -79,12 +79,12 @@ def merge(store: Store, path: Path) -> Merged:
     """
     if path.exists() and store.path.exists() and path.samefile(store.path):
         raise StoreError(f"{path} is the database that is merged into; give other files")
-    histories = read_histories(path)
-    added = sum(map(store.unite, histories))
+    found = read_contents(path)
+    added = sum(store.unite(contents, path.name) for contents in found)
     if path.suffix != ".tsv":
         stored = set(map(repr, read_checks(store.path)))
         for check in read_checks(path):
             if repr(check) not in stored:
                 store.add_check(check)
-    total = sum(len(run.rows) for history in histories for run in history.runs)
-    return Merged(tuple(history.key for history in histories), added, total - added)
+    total = sum(len(contents.table.measurements) for contents in found)
+    return Merged(tuple(contents.table.key for contents in found), added, total - added)

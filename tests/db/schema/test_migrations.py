@@ -15,7 +15,7 @@ import pytest
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db import connection as opening
 from nsa_tune.db import reader as tables
-from nsa_tune.db.history import read_histories
+from nsa_tune.db.contents import read_contents
 from nsa_tune.db.rows import insert
 from nsa_tune.db.schema import migrations
 from nsa_tune.db.schema.migrations import MIGRATIONS, migrate
@@ -188,8 +188,8 @@ def test_a_database_of_every_older_schema_is_read_and_merged(version: int, older
     path = older(version)
 
     (table,) = tables.read_database(path)
-    (history,) = read_histories(path)
-    assert [row for _, row in history.runs[0].rows] == [*table.measurements]
+    (contents,) = read_contents(path)
+    assert contents.table == table
 
 
 def insert_first_schema_row(db: sqlite3.Connection) -> None:
