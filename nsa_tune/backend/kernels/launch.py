@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
 import torch
+
+_POOL = ThreadPoolExecutor()
 
 
 class Kernel:
@@ -23,29 +25,28 @@ class Kernel:
         """
         from torch.cuda._utils import _cuda_load_module
 
-        binary, symbol = _binary(source, name, _capability())
+        binary, symbol = _binary(source, name, _capability()).result()
         kernels: Any = _cuda_load_module(binary, [symbol])
         self.compiled = kernels[symbol]
         self.parameters = parameters
         self.launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
 
 
-def compile_together(sources: Sequence[str], name: str) -> None:
-    """Compile what `Kernel`s will be made of, at once: NVRTC uses one core for each, and keeps
-    nothing for the next process."""
-    capability = _capability()
-    with ThreadPoolExecutor() as pool:
-        # In these threads PyTorch has no device, so modules are loaded later.
-        list(pool.map(lambda source: _binary(source, name, capability), sources))
+def compile_soon(sources: Sequence[str], name: str) -> None:
+    """Begin to compile what `Kernel`s will be made of, at once: NVRTC uses one core for each, and
+    keeps nothing for the next process. Graphs may be captured meanwhile."""
+    for source in sources:
+        _binary(source, name, _capability())
 
 
 @cache
-def _binary(source: str, name: str, capability: str) -> tuple[bytes, str]:
-    """The compiled source, and the kernel's name in it."""
+def _binary(source: str, name: str, capability: str) -> Future[tuple[bytes, str]]:
+    """The compiled source, and the kernel's name in it. It is loaded by who asks: in the thread
+    that compiles PyTorch has no device."""
     # Not public in PyTorch 2.11, 2.13 and 2.14, where it takes and returns the same.
     from torch.cuda._utils import _nvrtc_compile
 
-    return _nvrtc_compile(source, name, capability)
+    return _POOL.submit(_nvrtc_compile, source, name, capability)
 
 
 def _capability() -> str:

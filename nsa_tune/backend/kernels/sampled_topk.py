@@ -17,7 +17,7 @@ from functools import cache
 
 import torch
 
-from nsa_tune.backend.kernels.launch import Kernel, Launch, compile_together
+from nsa_tune.backend.kernels.launch import Kernel, Launch, compile_soon
 from nsa_tune.backend.kernels.topk_transform import Kind, Transform
 
 _FEW_ROWS = 264
@@ -555,8 +555,8 @@ def _kernel(shape: Shape, count: int) -> Kernel:
 
 
 def compile_all(count: int) -> None:
-    """Compile all `shapes` for `count` scores, each on a core of its own."""
-    compile_together([defines(shape, count) + SOURCE for shape in shapes()], "sampled_topk")
+    """Begin to compile all `shapes` for `count` scores, each on a core of its own."""
+    compile_soon([defines(shape, count) + SOURCE for shape in shapes()], "sampled_topk")
 
 
 def sampled_topk(

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.kernels import launch
-from nsa_tune.backend.kernels.launch import Kernel, compile_together
+from nsa_tune.backend.kernels.launch import Kernel, compile_soon
 
 if TYPE_CHECKING:
     import pytest
 
 
-def test_what_was_compiled_together_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_other_threads_compile_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[str, ...]] = []
 
     def compile_one(*given: str) -> tuple[bytes, str]:
@@ -28,7 +28,7 @@ def test_what_was_compiled_together_is_not_compiled_again(monkeypatch: pytest.Mo
     library = SimpleNamespace(cuLaunchKernel=None)
     monkeypatch.setattr(launch, "ctypes", SimpleNamespace(CDLL=lambda name: library))
 
-    compile_together(["one", "another"], "kernel")
+    compile_soon(["one", "another"], "kernel")
     made = [Kernel(source, "kernel", "PP").compiled for source in ("one", "another", "a third")]
     launch._binary.cache_clear()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, reads_back
 from nsa_tune.engines.sglang.facts import PAGE
 from nsa_tune.engines.sglang.kernels.topk import check
@@ -48,9 +49,13 @@ class SparseGraphs:
 
     def __init__(self, runner: Any, index_topk: int) -> None:
         """`runner` is SGLang's PrefillCudaGraphRunner."""
+        from nsa_tune.backend.kernels.sampled_topk import compile_all
+
         self._runner = runner
         self._index_topk = index_topk
         self._inputs = SparseInputs(most_keys(runner.model_runner), runner.device)
+        # SGLang's own graphs are captured by now, and others before these: time to compile.
+        attempt("compiling a kernel", compile_all, index_topk)
         self._captured: dict[int, Any] = {}
         """By size, what the graph reads besides: SGLang's batch that it was captured with."""
 

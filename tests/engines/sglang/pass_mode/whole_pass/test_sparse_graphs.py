@@ -38,7 +38,7 @@ class _Runner:
         self.backend, self.attention = self, _Attention(packed=False)
         self.layer_model = SimpleNamespace(start_layer=0, end_layer=61)
         self.captured: dict[Any, Any] = {}
-        self.checked: list[int] = []
+        self.checked: list[Any] = []
         table = torch.arange(40 * 4096, dtype=torch.int32).view(40, 4096)
         self.model_runner = SimpleNamespace(
             max_total_num_tokens=POOL, req_to_token_pool=SimpleNamespace(req_to_token=table)
@@ -64,7 +64,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> _Runner:
     monkeypatch.setitem(sys.modules, unbroken._BREAKS, breaks)
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.runner.shape_key", keys)
     made = _Runner()
-    monkeypatch.setattr(module, "check", lambda topk, device: made.checked.append(topk))
+    monkeypatch.setattr("nsa_tune.backend.kernels.sampled_topk.compile_all", made.checked.append)
+    monkeypatch.setattr(module, "check", lambda topk, device: made.checked.append("right"))
     return made
 
 
@@ -76,7 +77,7 @@ def test_a_graph_is_captured_with_its_own_attention_and_selection(runner: _Runne
     graphs = SparseGraphs(runner, TOPK)
     graphs.capture(512)
 
-    assert runner.checked == [TOPK]
+    assert runner.checked == [TOPK, "right"], "it is compiled while other graphs are captured"
     (swap,) = runner.captured.values()
     assert list(runner.captured) == [graphs.key(512)]
     assert swap.backend is runner.attention
