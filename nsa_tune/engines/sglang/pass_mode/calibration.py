@@ -9,6 +9,7 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from nsa_tune.backend.types.profiles import ALL_TOKENS
@@ -49,12 +50,11 @@ then all take as long."""
 _SMALLEST = 64
 """Smaller graphs are not measured: all of them wait for the host."""
 _RUNS = 2
-"""The least counts. Of 20 and 93 passes (61 layers, H200) the first run took 1.02 and 1.00 times
-the second in the median, none 1.5 times: comparing has warmed them up."""
-_GPU_BOUND, _AT_ONCE = 1.3, 15.0
-"""A pass runs once if it takes so many times what launching it takes, and so many times what the
-launch did besides, such as compiling: in SGLang's own graphs all beyond the least that one took
-before, else all of it. 41 such passes of two starts were within 2.1 % of the next times."""
+"""The least counts. Comparing has warmed them up: of 113 none took 1.5 times its second run."""
+_STEADY, _GPU_BOUND, _AT_ONCE = 1.05, 1.3, 15.0
+"""A pass runs once if launching it takes at most so many times the least that this way took before;
+or if it takes so many times its launch, and so many times what that did beyond this least, such as
+compiling. Of 54 such passes of a start 53 took at most 1.06 times what they took next, one 1.27."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,11 @@ def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[Pass
             count = len(case.lens)
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
             with made_up.page_tables(runner, [case.longest] * count):
-                before = [one.host_us or 0.0 for one in times if one.mode is case.mode in _USUAL]
-                launch_us = min(before, default=0.0)
-                took_us = _timed_us(runner, steering, case.mode, batch, launch_us)
+                time, of = case.unmeasured(most), attrgetter("mode", "selects")
+                before = [one.host_us or 0.0 for one in times if of(one) == of(time)]
+                took_us = _timed_us(runner, steering, case.mode, batch, min(before, default=0.0))
             if took_us is not None:
-                pass_us, host_us = took_us
-                times.append(replace(case.unmeasured(most), pass_us=pass_us, host_us=host_us))
+                times.append(replace(time, pass_us=took_us[0], host_us=took_us[1]))
     return times
 
 
@@ -240,7 +239,7 @@ def _timed_us(
     runner: Any, steering: Steering, mode: PassMode, batch: Any, launch_us: float
 ) -> tuple[float, float] | None:
     """Least microseconds of a pass, and until the host had launched it, from its first call; None
-    if the table's kernel is SGLang's own. Launching takes `launch_us` at least.
+    if the table's kernel is SGLang's own. Launching took `launch_us` at least before, or 0.
 
     How often it runs follows from rank 0's clock and table: a rank that ran it once more would wait
     in it for the others. The slowest rank's launches count, as all wait for it within the pass.
@@ -264,7 +263,8 @@ def _timed_us(
                 launched.append(host_s * 1e6)
             # The GPU repeats its times within a percent; a host may be up to half off.
             besides_s = host_s - launch_us / 1e6
-            enough = same or took_s > max(_GPU_BOUND * host_s, _AT_ONCE * besides_s)
+            busy = took_s > max(_GPU_BOUND * host_s, _AT_ONCE * besides_s)
+            enough = same or busy or host_s <= _STEADY * launch_us / 1e6
             if steering.ranks.from_first(enough):
                 break
     return (min(took), min(launched)) if took else None

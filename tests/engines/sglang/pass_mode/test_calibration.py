@@ -327,7 +327,8 @@ def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
 @pytest.mark.parametrize(
     ("known_s", "waits_s", "launched_s", "passes", "took_us"),
     [
-        (1.0, 0.0, [1.0, 0.5, 0.25], 2, (0.5e6, 0.5e6)),
+        (0.9, 0.0, [1.0, 0.5, 0.25], 2, (0.5e6, 0.5e6)),
+        (1.0, 0.0, [1.0], 1, (1e6, 1e6)),
         (0.9, 2.0, [1.0], 1, (3e6, 1e6)),
         # Two thirds of the first launch were something else.
         (0.5, 2.0, [1.5, 0.5], 2, (2.5e6, 0.5e6)),
