@@ -18,8 +18,8 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 NOTHING = "no table"
 """What a rank says that decides nothing."""
 _ON, _OFF = b"on", b"off"
-_FIRST_POLL_S, _POLL_S = 0.001, 0.05
-"""Ranks mostly come at the same time; one that is waited for longer is asked for less often."""
+_FIRST_POLL_S, _POLL_S, _LATE = 0.001, 0.05, 8
+"""Ranks mostly come at the same time; a late one is noticed by an eighth of the wait later."""
 
 
 class Store(Protocol):
@@ -63,12 +63,11 @@ def agree(
     name = f"nsa_tune/{question}"
     store.set(f"{name}/{rank}", answer)
     keys = [f"{name}/{number}" for number in range(ranks)]
-    until, pause_s = time.monotonic() + timeout_s, _FIRST_POLL_S
-    while not store.check(keys) and time.monotonic() < until:
+    begin = time.monotonic()
+    while not store.check(keys) and (waited_s := time.monotonic() - begin) < timeout_s:
         if store.check([f"{name}/verdict"]):
             break
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _POLL_S)
+        time.sleep(min(max(waited_s / _LATE, _FIRST_POLL_S), _POLL_S))
     alike = store.check(keys) and all(store.get(key) == answer.encode() for key in keys)
     verdict = store.compare_set(f"{name}/verdict", "", (_ON if alike else _OFF).decode())
     return verdict == _ON
