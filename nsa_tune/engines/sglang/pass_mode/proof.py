@@ -25,7 +25,7 @@ from nsa_tune.engines.sglang.pass_mode.made_up import SHORT
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering, attribute
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
-from nsa_tune.engines.sglang.prefill import PROVEN_KERNEL, kernels_to_prove
+from nsa_tune.engines.sglang.prefill import PROVEN_KERNEL, chosen, kernels_to_prove
 from nsa_tune.engines.sglang.ranks import Ranks
 from nsa_tune.engines.sglang.switch import SAME_NUMERICS
 from nsa_tune.engines.switches import asked_for
@@ -78,7 +78,7 @@ def sentinels(runner: Any) -> Iterator[Sentinel]:
     prompt = min(1531, topk - 3)
     tokens = max(int(0.93 * largest), 1)
     full = -(-tokens // prompt)
-    batches = (
+    batches = [
         Sentinel((0,), (37,)),
         Sentinel((0,) * 8, (97, 33, 61, 128, 5, 64, 17, 80)),
         # Turns behind short prefixes, and one behind a prefix from which keys are selected.
@@ -88,8 +88,11 @@ def sentinels(runner: Any) -> Iterator[Sentinel]:
         Sentinel((topk + 517, 0, 1301, 2 * topk + 9), (301, 77, 130, 65)),
         # As many prompts as the largest graph holds.
         Sentinel((0,) * full, (max(tokens // full, 1),) * full),
-    )
-    for batch in (*batches, *_over_prefixes(runner)):
+    ]
+    if index_topk_of(runner.attn_backend) == ALL_TOKENS:
+        # A prefix is expanded then, and a long one in graphs with more room.
+        batches.append(Sentinel((PREFIXES[0] + 809,), (301,)))
+    for batch in batches:
         if (
             sum(batch.extend_lens) <= largest
             and max(batch.kv_lens) <= made_up.longest(runner)
@@ -97,12 +100,6 @@ def sentinels(runner: Any) -> Iterator[Sentinel]:
             and made_up.slots_for(runner, batch.kv_lens)
         ):
             yield batch
-
-
-def _over_prefixes(runner: Any) -> Iterator[Sentinel]:
-    """Without an indexer a prefix is expanded, and for a long one in graphs with more room."""
-    if index_topk_of(runner.attn_backend) == ALL_TOKENS:
-        yield Sentinel((PREFIXES[0] + 809,), (301,))
 
 
 def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
@@ -118,7 +115,7 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
     failed: set[str] = set()
     # A rank that has left its backend to SGLang runs as many passes as the others.
     kernels = ranks.from_first(kernels_to_prove(runner.attn_backend))
-    again = ranks.from_first(_same_numerics())
+    again = ranks.from_first(asked_for(SAME_NUMERICS))
     repeated, flags = [0.0], [0.0]
     # Dense MLA is expanded behind any prefix then, which SGLang itself would absorb.
     expands = index_topk_of(runner.attn_backend) == ALL_TOKENS
@@ -130,9 +127,13 @@ def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
                 engine = _engine_outputs(ranks, run)
                 if again:
                     repeated.append(difference(engine, _engine_outputs(ranks, run)))
+                ways = _ways(steering, sentinel, batch)
+                if not ranks.longest(_may_change_kernel(runner.attn_backend, sentinel)):
+                    ways.remove(PassMode.TABLE_KERNEL)
+                    errors.setdefault(PassMode.TABLE_KERNEL, []).append(0.0)
                 # SGLang attends to so few keys by MHA where it runs no graph, whatever is to run.
                 selects = max(sentinel.kv_lens) > index_topk_of(runner.attn_backend)
-                for mode in (*_ways(steering, sentinel, batch), *(kernels if selects else ())):
+                for mode in (*ways, *(kernels if selects else ())):
                     # What fails on any rank has failed on all: they go on alike.
                     outputs = None if mode in failed else _outputs(ranks, mode, run, runner)
                     if outputs is None:
@@ -161,6 +162,13 @@ def _ways(steering: Steering, sentinel: Sentinel, batch: Any) -> list[PassMode]:
     return [mode for mode in steering.choice.ways(sums, rows) if mode is not PassMode.ENGINE]
 
 
+def _may_change_kernel(backend: Any, sentinel: Sentinel) -> bool:
+    """Whether the table's way is another one than that of SGLang's own pass, which has just run."""
+    lens = list(sentinel.prefix_lens), list(sentinel.extend_lens)
+    kernel = attempt("asking for the table's kernel", chosen, backend, *lens)
+    return kernel is not None and (backend.use_mha or kernel != kernel_of(backend))
+
+
 def _batch(
     runner: Any, steering: Steering, sentinel: Sentinel, slots: list[Any], ranks: Ranks
 ) -> Any:
@@ -170,29 +178,22 @@ def _batch(
     step = max(runner.prefill_cuda_graph_runner.capture_num_tokens)
     for i, prefix in enumerate(sentinel.prefix_lens):
         for start in range(0, prefix, step):
-            stop = min(start + step, prefix)
-            chunk = _of_first(runner, start, stop, slots[i], i)
+            places = slots[i][start : min(start + step, prefix)]
+            chunk = _made_up(runner, [start], [len(places)], places)
+            chunk.req_pool_indices = chunk.req_pool_indices + i
             _engine_outputs(ranks, partial(_run, runner, steering, chunk))
-    new = [of[prefix:].long() for of, prefix in zip(slots, sentinel.prefix_lens, strict=True)]
-    batch = made_up.prefill(runner, sentinel.prefix_lens, sentinel.extend_lens, torch.cat(new))
-    batch.input_ids = _tokens(batch.input_ids, runner)
+    new = [of[prefix:] for of, prefix in zip(slots, sentinel.prefix_lens, strict=True)]
+    return _made_up(runner, sentinel.prefix_lens, sentinel.extend_lens, torch.cat(new))
+
+
+def _made_up(
+    runner: Any, prefix_lens: Sequence[int], extend_lens: Sequence[int], slots: Any
+) -> Any:
+    """A batch whose token ids are the same on all ranks, whatever their random numbers are."""
+    batch = made_up.prefill(runner, prefix_lens, extend_lens, slots.long())
+    ids = batch.input_ids.new_ones(len(slots)).cumsum(0)
+    batch.input_ids = (ids * 7919) % runner.model_config.vocab_size
     return batch
-
-
-def _of_first(runner: Any, start: int, stop: int, slots: Any, sequence: int) -> Any:
-    """A chunk of one sequence's prefix."""
-    batch = made_up.prefill(runner, [start], [stop - start], slots[start:stop].long())
-    batch.req_pool_indices = batch.req_pool_indices + sequence
-    batch.input_ids = _tokens(batch.input_ids, runner)
-    return batch
-
-
-def _tokens(like: Any, runner: Any) -> Any:
-    """Token ids that are the same on all ranks, whatever their random numbers are."""
-    import torch
-
-    ids = torch.arange(1, len(like) + 1, dtype=like.dtype, device=like.device)
-    return (ids * 7919) % runner.model_config.vocab_size
 
 
 def _run(runner: Any, steering: Steering, batch: Any, mode: PassMode) -> list[Any]:
@@ -253,13 +254,14 @@ def _judged(
     """`flags`: how far SGLang's own passes without a graph are from those with one."""
     flag = max(filter(math.isfinite, flags))
     # Else nothing has run twice: what SGLang differs by from run to run is within `flag`.
-    bound = max(repeated) if _same_numerics() else min(max(_LEAST, _FACTOR * flag), _MOST)
+    exactly = asked_for(SAME_NUMERICS)
+    bound = max(repeated) if exactly else min(max(_LEAST, _FACTOR * flag), _MOST)
     wrong = {of: "no batch to compare it by has room" for of in kernels if of not in errors}
     # The same ways have run on all ranks, which vote on them in the same order.
     for mode in [mode for mode in (*PassMode, *kernels) if mode in errors]:
         error = errors[mode]
         # Passes without a graph are SGLang's own, whatever they differ by.
-        engines = mode is PassMode.EAGER and error <= flag and not _same_numerics()
+        engines = mode is PassMode.EAGER and error <= flag and not exactly
         right = engines or error <= bound
         if not ranks.agree(f"{mode} is right", "right" if right else None):
             wrong[mode] = (
@@ -268,7 +270,3 @@ def _judged(
                 else "it is wrong on another rank"
             )  # fmt: skip
     return Proof(errors, bound, wrong)
-
-
-def _same_numerics() -> bool:
-    return asked_for(SAME_NUMERICS)
