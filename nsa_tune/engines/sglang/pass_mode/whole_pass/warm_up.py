@@ -23,8 +23,8 @@ from nsa_tune.engines.sglang.switch import SWITCHES, Part
 
 _MODEL = "_nsa_tune_warm_up_model"
 """Attribute of a ModelRunner all of whose ranks warm SGLang's own graphs up briefly."""
-_LAYERS = 6
-"""DeepSeek's three dense layers, and three with experts. All further ones are like these."""
+_LAYERS = 4
+"""DeepSeek's three dense layers, and one with experts. All further ones are like these."""
 _OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
 """What a model that needs all of its layers raises on every rank. A rank that alone ran out of
 memory must not run all layers: the others would wait for it elsewhere."""

@@ -61,7 +61,7 @@ def test_a_few_layers_run_once_before_a_pass_is_captured() -> None:
     runs = _Runs()
 
     assert runs.capture_one() == "hidden states of layer 61"
-    assert runs.ran == [6, 61]
+    assert runs.ran == [4, 61]
     assert runs.layer_model.end_layer == 61
 
 
@@ -102,7 +102,7 @@ class _Backend:
         for captures in (False, False, True):
             self._patch.setattr("torch.cuda.is_current_stream_capturing", lambda c=captures: c)
             forward()
-        if self.fails and self._runs.ran[-2] == 6:
+        if self.fails and self._runs.ran[-2] == 4:
             raise RuntimeError("made up: operation not permitted when stream is capturing")
         self._graphs[key] = "a graph"
 
@@ -182,7 +182,7 @@ def test_few_layers_warm_sglangs_own_graphs_up_but_for_the_first_of_a_kind(
     agree(engine[0])
     for graphs, kind in zip(engine, ("Breakable", "Full"), strict=True):
         graphs.backend = _backend_of(wheel, kind, monkeypatch)
-        assert _captured(graphs) == {64: [61, 61, 61], 32: [6, 61], 16: [6, 61]}
+        assert _captured(graphs) == {64: [61, 61, 61], 32: [4, 61], 16: [4, 61]}
 
 
 @pytest.mark.parametrize("changes", [
@@ -206,7 +206,7 @@ def test_few_layers_do_only_for_layers_that_are_like_them(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """A checkpoint's last layers may be unquantized: their kernels would compile in a capture."""
-    for place, warm_up in ((60, [61, 61, 61]), (3, [6, 61])):
+    for place, warm_up in ((60, [61, 61, 61]), (3, [4, 61])):
         prefill, decode = _engine(monkeypatch)
         prefill.layer_model.layers[place] = _layer(**changes)
         agree(prefill)
@@ -236,7 +236,7 @@ def test_a_graph_that_few_layers_do_not_do_for_is_sglangs_own_again(
     prefill.backend.fails = True
     if ranks == 1:
         assert _captured(prefill) == {
-            64: [61, 61, 61], 32: [6, 61, 61, 61, 61], 16: [61, 61, 61],
+            64: [61, 61, 61], 32: [4, 61, 61, 61, 61], 16: [61, 61, 61],
         }  # fmt: skip
         assert ended == [prefill.backend]
     else:
