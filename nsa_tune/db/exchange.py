@@ -6,17 +6,16 @@ What many hosts have measured is merged in any order and however often: the same
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
-from nsa_tune._errors import NoTunedData, StoreError, StoreReadOnly, UsageError
+from nsa_tune._errors import StoreError, StoreReadOnly, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import read_checks
-from nsa_tune.db.contents import contents_of, read_contents
+from nsa_tune.db.contents import read_contents
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_row, format_table, read_text
+from nsa_tune.db.text_table import format_table
 
 
 def write_text(table: Table, path: Path) -> None:
@@ -37,24 +36,6 @@ def write_text(table: Table, path: Path) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise StoreReadOnly(f"{path} cannot be written: {error.strerror}") from error
-
-
-def import_text(store: Store, path: Path) -> int:
-    """As `merge`, without rows that are in `store` with the same rounded values: a text table that
-    came from it may have lost the times of its rows. How many are new.
-
-    Raises:
-        StoreError: when the file cannot be read, or the database not written.
-    """
-    table = read_text(path)
-    try:
-        known = {format_row(measurement) for measurement in store.table(table.key).measurements}
-    except NoTunedData:
-        known = set()
-    new = tuple(row for row in table.measurements if format_row(row) not in known)
-    if not new and not table.limits:
-        return 0
-    return store.unite(contents_of(replace(table, measurements=new)), path.name)
 
 
 class Merged(NamedTuple):

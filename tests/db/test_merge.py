@@ -18,7 +18,7 @@ from nsa_tune._errors import StoreCorrupt, StoreError
 from nsa_tune.backend.types.records import Device, Measurement
 from nsa_tune.db.checks import Check, read_checks
 from nsa_tune.db.contents import order_of
-from nsa_tune.db.exchange import import_text, merge, write_text
+from nsa_tune.db.exchange import merge, write_text
 from nsa_tune.db.reader import Limit, read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import content_of, format_table
@@ -193,8 +193,8 @@ def test_what_is_imported_keeps_its_times(tmp_path: Path) -> None:
     _database(path, ok("extend:0+2"), at=TIMES[2])
     (text,) = _as_text(path)
     with Store.open(tmp_path / "b.db") as store:
-        assert import_text(store, text) == 2
-        assert import_text(store, text) == 0
+        assert merge(store, text).added == 2
+        assert merge(store, text).added == 0
         table = store.table(KEY)
     assert {row.batch: table.time_of(row) for row in table.measurements} == {
         "extend:0+1": TIMES[0], "extend:0+2": TIMES[2],

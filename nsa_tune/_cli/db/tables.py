@@ -94,14 +94,14 @@ def db_import(
     file: Annotated[Path, typer.Argument(help="Text table that `db export` wrote.")],
     database: DatabaseToWrite = None,
 ) -> None:
-    """Add a text table to a database. Measurements that are already there stay unchanged."""
-    from nsa_tune.db.exchange import import_text
+    """Add a text table to a database. Of each arm on each batch the newest measurement counts."""
+    from nsa_tune.db.exchange import merge
     from nsa_tune.db.store import Store
 
     if _is_database(file):
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or places.database_to_write()) as store:
-        added = import_text(store, file)
+        added = merge(store, file).added
         say(f"{counted(added, 'measurement')} added to {store.path}")
 
 
