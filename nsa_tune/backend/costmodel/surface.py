@@ -147,7 +147,7 @@ class _Regime:
             sum(log(_time(m) / self._model(features)) for features, m in pairs) / len(pairs)
             for pairs in samples
         ]
-        self._noise = [max(_noise(m) for _, m in pairs) for pairs in samples]
+        self._noise = [max(m.noise for _, m in pairs) for pairs in samples]
         self._trust = self._best_trust()
         self._rows = [[m for _, m in pairs] for pairs in samples]
 
@@ -209,13 +209,6 @@ class _Regime:
 def _time(measurement: Measurement) -> float:
     assert measurement.latency_us is not None
     return measurement.latency_us
-
-
-def _noise(measurement: Measurement) -> float:
-    """Half the measurement's own interval, as a logarithm."""
-    time = _time(measurement)
-    low, high = measurement.low_us or time, measurement.high_us or time
-    return max(log(high / time), log(time / low), 0.0)
 
 
 class Surface:

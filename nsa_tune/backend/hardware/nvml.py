@@ -73,12 +73,21 @@ def _library() -> ctypes.CDLL | None:
     return library if library.nvmlInit_v2() == 0 else None
 
 
-def _text(call: str, *arguments: object) -> str:
+def _ask(call: str, *arguments: object) -> bool:
+    """Whether NVML is here and answered `call`: what it found is in the last arguments."""
     library = _library()
+    return library is not None and library[call](*arguments) == 0
+
+
+def _text(call: str, *arguments: object) -> str:
     buffer = ctypes.create_string_buffer(96)
-    if library is None or library[call](*arguments, buffer, ctypes.c_uint(96)) != 0:
-        return ""
-    return buffer.value.decode(errors="replace")
+    known = _ask(call, *arguments, buffer, ctypes.c_uint(96))
+    return buffer.value.decode(errors="replace") if known else ""
+
+
+def _number(call: str, *arguments: object) -> int:
+    value = ctypes.c_uint()
+    return value.value if _ask(call, *arguments, ctypes.byref(value)) else 0
 
 
 def driver_version() -> str:
@@ -87,26 +96,19 @@ def driver_version() -> str:
 
 
 def _handles() -> list[ctypes.c_void_p]:
-    library = _library()
-    count = ctypes.c_uint()
-    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return []
     handles = []
-    for i in range(count.value):
+    for i in range(_number("nvmlDeviceGetCount_v2")):
         handle = ctypes.c_void_p()
-        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(i), ctypes.byref(handle)) == 0:
+        if _ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(i), ctypes.byref(handle)):
             handles.append(handle)
     return handles
 
 
 def _handle(gpu: int | str) -> ctypes.c_void_p | None:
-    library = _library()
     if isinstance(gpu, int):
         return dict(enumerate(_handles())).get(gpu)
     handle = ctypes.c_void_p()
-    if library is None:
-        return None
-    if library.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle)) == 0:
+    if _ask("nvmlDeviceGetHandleByUUID", gpu.encode(), ctypes.byref(handle)):
         return handle
     # CUDA_VISIBLE_DEVICES may have only a UUID's first characters.
     same = [device for device in _handles() if _text("nvmlDeviceGetUUID", device).startswith(gpu)]
@@ -127,45 +129,28 @@ def gpu_name(uuid: str) -> str:
 def facts_of(name: str) -> tuple[str, int]:
     """Architecture ("sm90") and bytes of memory of the first GPU here with this name; "" and 0
     where there is none."""
-    library = _library()
     for handle in _handles():
-        if library is not None and _text("nvmlDeviceGetName", handle) == name:
+        if _text("nvmlDeviceGetName", handle) == name:
             major, minor, memory = ctypes.c_int(), ctypes.c_int(), _Memory()
-            arch = ""
-            if library.nvmlDeviceGetCudaComputeCapability(
-                handle, ctypes.byref(major), ctypes.byref(minor)
-            ) == 0:  # fmt: skip
-                arch = f"sm{major.value}{minor.value}"
-            found = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-            return arch, memory.total if found == 0 else 0
+            capability = "nvmlDeviceGetCudaComputeCapability"
+            known = _ask(capability, handle, ctypes.byref(major), ctypes.byref(minor))
+            arch = f"sm{major.value}{minor.value}" if known else ""
+            found = _ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+            return arch, memory.total if found else 0
     return "", 0
 
 
-def _number(call: str, *arguments: object) -> int:
-    library = _library()
-    value = ctypes.c_uint()
-    if library is None or library[call](*arguments, ctypes.byref(value)) != 0:
-        return 0
-    return value.value
-
-
 def _processes(handle: ctypes.c_void_p) -> tuple[int, ...]:
-    library = _library()
     count, found = ctypes.c_uint(64), (_Process * 64)()
-    if library is None:
-        return ()
-    call = library.nvmlDeviceGetComputeRunningProcesses_v3
-    if call(handle, ctypes.byref(count), found) != 0:
+    call = "nvmlDeviceGetComputeRunningProcesses_v3"
+    if not _ask(call, handle, ctypes.byref(count), found):
         return ()
     return tuple(process.pid for process in found[: count.value])
 
 
 def _reasons_mask(handle: ctypes.c_void_p) -> int:
-    library, mask = _library(), ctypes.c_ulonglong()
-    if library is None:
-        return 0
-    call = library.nvmlDeviceGetCurrentClocksThrottleReasons
-    return mask.value if call(handle, ctypes.byref(mask)) == 0 else 0
+    mask, call = ctypes.c_ulonglong(), "nvmlDeviceGetCurrentClocksThrottleReasons"
+    return mask.value if _ask(call, handle, ctypes.byref(mask)) else 0
 
 
 @cache

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from math import log
 from typing import Any, NamedTuple
 
 OVERLAP = " overlap "
@@ -107,6 +108,13 @@ class Measurement:
     pass_us: float | None = None
     """What the arm takes once a pass, before its first layer, for all layers together: a schedule,
     say. None where nothing is shared, or where it was not measured apart."""
+
+    @property
+    def noise(self) -> float:
+        """Half the width of the time's interval, as a logarithm."""
+        assert self.latency_us is not None
+        low, high = self.low_us or self.latency_us, self.high_us or self.latency_us
+        return max(log(high / self.latency_us), log(self.latency_us / low), 0.0)
 
     def amortised(self, layers: int) -> Measurement:
         """The same with each layer's share of the pass in its times."""

@@ -90,18 +90,11 @@ def _judged(
             (False, True): (CellVerdict.MENDED, f"was {one.status}: {one.reason}"),
         }.get(ok, (CellVerdict.SAME, f"{one.status} on both sides: {other.reason}"))
         return JudgedCell(*place, verdict, reason, None, None, None, before, after)
-    half = hypot(_half(one), _half(other), _BETWEEN_RUNS)
+    half = hypot(one.noise, other.noise, _BETWEEN_RUNS)
     moved = log(after / before)
     low, high = exp(moved - half), exp(moved + half)
     verdict, reason = _verdict(moved, half, lone)
     return JudgedCell(*place, verdict, reason, exp(moved), low, high, before, after)
-
-
-def _half(row: Measurement) -> float:
-    """Half the width of a time's interval, as a logarithm."""
-    assert row.latency_us is not None
-    low, high = row.low_us or row.latency_us, row.high_us or row.latency_us
-    return max(log(high / row.latency_us), log(row.latency_us / low), 0.0)
 
 
 def _verdict(moved: float, half: float, lone: float | None) -> tuple[CellVerdict, str]:
