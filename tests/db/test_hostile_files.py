@@ -21,7 +21,7 @@ from nsa_tune.db import search
 from nsa_tune.db.connection import connect_read_only, store_errors
 from nsa_tune.db.exchange import merge
 from nsa_tune.db.places import default_database, sources
-from nsa_tune.db.reader import read_database
+from nsa_tune.db.reader import Wanted, read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_key, read_text
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
@@ -56,7 +56,7 @@ def test_a_pipe_is_refused_at_once(name: str, use: str, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     uses: dict[str, Callable[[], object]] = {
         "open": lambda: _open(pipe),
-        "find": lambda: search.find(pipe, gpu="x", model="y", heads=1, kv_layout="z"),
+        "find": lambda: list(search.find(pipe, Wanted("x", "y", 1, "z"))),
         "select": lambda: select_tables(pipe, TableFilter()),
         "import": lambda: merge(Store.open(tmp_path / "a.db"), pipe),
         "read": lambda: read_key(pipe),

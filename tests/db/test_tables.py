@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 import pytest
@@ -16,17 +15,13 @@ from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing
 from nsa_tune.backend.types.records import Key, Measurement, Table
 from nsa_tune.db import places
 from nsa_tune.db.places import default_database, shipped, sources
+from nsa_tune.db.reader import Wanted
 from nsa_tune.db.search import find
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_text
-from tests.records import DEVICE, KEY, failed, ok, table
+from tests.records import DEVICE, KEY, ok, table
 
-WANTED: dict[str, Any] = {
-    "gpu": KEY.gpu,
-    "model": KEY.model,
-    "heads": KEY.heads,
-    "kv_layout": KEY.kv_layout,
-}
+WANTED = Wanted(KEY.gpu, KEY.model, KEY.heads, KEY.kv_layout)
 SHIPPED = places._SHIPPED
 
 
@@ -52,7 +47,7 @@ def _ship(directory: Path, name: str, shipped_table: Table) -> None:
 
 
 def _found(db: Path | None) -> list[str]:
-    return [found.source for found in find(db, **WANTED)]
+    return [found.head.source for found in next(find(db, WANTED), [])]
 
 
 def test_the_default_is_in_the_users_data_directory(clean_environment: Path) -> None:
@@ -133,14 +128,19 @@ def test_the_first_source_with_the_key_answers(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("gpu", "NVIDIA H200"), ("model", "glm-5"), ("heads", 64), ("kv_layout", "bf16")],
+    "other",
+    [
+        WANTED._replace(gpu="NVIDIA H200"),
+        WANTED._replace(model="glm-5"),
+        WANTED._replace(heads=64),
+        WANTED._replace(kv_layout="bf16"),
+    ],
 )
-def test_all_four_fields_must_match(name: str, value: object, tmp_path: Path) -> None:
+def test_all_four_fields_must_match(other: Wanted, tmp_path: Path) -> None:
     path = _fill(tmp_path / "a.db", ok("extend:0+1"))
 
-    assert len(find(path, **WANTED)) == 1
-    assert find(path, **WANTED | {name: value}) == []
+    assert len(list(find(path, WANTED))) == 1
+    assert list(find(path, other)) == []
 
 
 def test_tables_of_other_drivers_and_libraries_are_found_newest_first(
@@ -149,20 +149,11 @@ def test_tables_of_other_drivers_and_libraries_are_found_newest_first(
     new, old = replace(KEY, driver="590"), KEY
     path = _fill(tmp_path / "a.db", ok("extend:0+1"), key=old)
     _fill(path, ok("extend:0+1"), key=new)
-    assert [found.key for found in find(path, **WANTED)] == [new, old]
+    assert [found.head.key for found in next(find(path, WANTED))] == [new, old]
 
     _ship(ships_nothing, "a.tsv", table(ok("extend:0+1"), key=old, measured_at="2026-01-01"))
     _ship(ships_nothing, "b.tsv", table(ok("extend:0+1"), key=new, measured_at="2026-02-01"))
-    assert [found.key for found in find(None, **WANTED)] == [new, old]
-
-
-def test_a_table_where_everything_failed_does_not_answer(
-    tmp_path: Path, ships_nothing: Path
-) -> None:
-    path = _fill(tmp_path / "a.db", failed("extend:0+1", "mla", "no kernel"))
-    _ship(ships_nothing, "h100.tsv", table(ok("extend:0+3")))
-
-    assert _found(path) == ["shipped:h100"]
+    assert [found.head.key for found in next(find(None, WANTED))] == [new, old]
 
 
 def test_a_text_table_may_be_given_in_place_of_a_database(
@@ -180,11 +171,11 @@ def test_a_given_database_that_is_missing_or_damaged_raises(
     (tmp_path / "notes.db").write_text("no database\n" * 100)
 
     with pytest.raises(StoreMissing):
-        find(tmp_path / "none.db", **WANTED)
+        _found(tmp_path / "none.db")
     with pytest.raises(StoreCorrupt, match=r"notes\.db"):
-        find(tmp_path / "notes.db", **WANTED)
+        _found(tmp_path / "notes.db")
     with pytest.raises(StoreError, match="is a directory"):
-        find(tmp_path, **WANTED)
+        _found(tmp_path)
 
 
 def test_a_later_source_that_cannot_be_read_is_skipped_with_a_warning(
@@ -212,13 +203,13 @@ def test_shipped_tables_that_do_not_match_are_not_read_past_their_head(
     other = format_table(table(ok("extend:0+1"), key=replace(KEY, gpu="NVIDIA H200")))
     (ships_nothing / "h200.tsv").write_text(other.replace("prefill", "prefill\tdamaged"))
 
-    assert find(None, **WANTED) == []
+    assert _found(None) == []
 
     assert caplog.text == ""
 
 
 def test_nothing_anywhere_is_no_table() -> None:
-    assert find(None, **WANTED) == []
+    assert _found(None) == []
 
 
 def test_every_shipped_table_is_in_the_form_that_the_package_writes(
@@ -235,9 +226,9 @@ def test_reading_and_writing_loads_the_standard_library_only(tmp_path: Path) -> 
     path = _fill(tmp_path / "a.db", ok("extend:0+1"))
     code = (
         "import sys; from pathlib import Path; from nsa_tune.db.search import find; "
-        "from nsa_tune.db.store import Store; "
+        "from nsa_tune.db.reader import Wanted; from nsa_tune.db.store import Store; "
         f"assert len(Store.open(Path({str(path)!r})).tables()) == 1; "
-        f"assert find(Path({str(path)!r}), **{WANTED!r}); "
+        f"assert list(find(Path({str(path)!r}), Wanted(*{tuple(WANTED)!r}))); "
         "print({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )
     root = Path(__file__).parents[2]

@@ -103,10 +103,10 @@ def check(
     wanted = tables.Wanted(request.gpu, request.model, request.heads, str(layout))
     here = Here.of(request.gpu)
     warn_of_missing_files(os.environ)
-    matches = in_order(search.find(request.database, **wanted._asdict()), here)
-    if not matches:
+    found = (stored.read() for stored in in_order(request.database, wanted, here))
+    table = next(filter(search.succeeded, found), None)
+    if table is None:
         raise NoTunedData(nothing_for(request.database, wanted))
-    table = matches[0]
     jobs: list[Job] = []
 
     def make_schedule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,9 +54,25 @@ def differing(table: Table, here: Here | None) -> list[str]:
     ]
 
 
-def in_order(found: Iterable[Table], here: Here | None) -> list[Table]:
-    """`found` (newest first), those of exactly this driver and these libraries before the rest."""
-    return sorted(found, key=lambda table: bool(differing(table, here)))
+def in_order(
+    db: Path | None, wanted: tables.Wanted, here: Here | None, failed: Collection[str] = ()
+) -> Iterator[StoredTable]:
+    """The tables that are `wanted`, best first: those of one source after the other. At last come
+    those whose digests `failed` a check, or that hold only where queries share as much as they did.
+
+    Raises:
+        StoreError: when `db` is given and cannot be read.
+    """
+    demoted: list[StoredTable] = []
+    for found in search.find(db, wanted):
+        # Those of exactly this driver and these libraries before the rest.
+        for table in sorted(found, key=lambda stored: bool(differing(stored.head, here))):
+            key = table.head.key
+            if key.assumes_overlap or (failed and key.digest in failed):
+                demoted.append(table)
+            else:
+                yield table
+    yield from demoted
 
 
 def of_the_same_architecture(
@@ -72,7 +88,7 @@ def of_the_same_architecture(
     ]
     for gpu in dict.fromkeys(others):
         try:
-            found = chain.from_iterable(search.find_stored(db, wanted._replace(gpu=gpu), wanted))
+            found = chain.from_iterable(search.find(db, wanted._replace(gpu=gpu), wanted))
             yield from (table for table in found if table.head.device.arch == arch)
         except StoreError:
             continue

@@ -16,6 +16,7 @@ from nsa_tune.backend.dispatch.fit_check import UNFIT
 from nsa_tune.backend.dispatch.matching import (
     Here,
     differing,
+    in_order,
     nothing_for,
     of_the_same_architecture,
 )
@@ -128,39 +129,23 @@ class Request:
             return {}
         return failed_checks(places.sources(self.db, self.wanted), here.driver, here.libraries)
 
-    def _in_order(
-        self, here: Here | None, failed: _Failed, problems: list[str]
-    ) -> Iterator[StoredTable]:
-        """The tables of this GPU, best first: those of one source after the other. At last come
-        those that failed a check, or hold only where queries share as much as they did."""
-        demoted: list[StoredTable] = []
-        try:
-            for found in search.find_stored(self.db, self.wanted):
-                # Those of exactly this driver and these libraries before the rest.
-                for table in sorted(found, key=lambda stored: bool(differing(stored.head, here))):
-                    key = table.head.key
-                    if key.assumes_overlap or (failed and key.digest in failed):
-                        demoted.append(table)
-                    else:
-                        yield table
-        except StoreError as error:
-            problems.append(str(error))
-            _log.warning("%s", error)
-        yield from demoted
-
     def _candidates(
         self, here: Here | None, strict: bool, failed: _Failed, problems: list[str]
     ) -> Iterator[_Found]:
         """The tables that may answer, best first; `problems` gets why others may not."""
-        for table in self._in_order(here, failed, problems):
-            differences = tuple(_different(table.head, here, failed))
-            if strict and differences:
-                problems.append(f"{table.head.source} is stale: {'; '.join(differences)}")
-            else:
-                match = Match.STALE if differences else Match.EXACT
-                # By the name that was asked for: that of the device's row is the table's word.
-                claimed = replace(table.head.device, name=self.wanted.gpu)
-                yield _Found(table, match, detect.device_of(claimed), differences)
+        try:
+            for table in in_order(self.db, self.wanted, here, failed):
+                differences = tuple(_different(table.head, here, failed))
+                if strict and differences:
+                    problems.append(f"{table.head.source} is stale: {'; '.join(differences)}")
+                else:
+                    match = Match.STALE if differences else Match.EXACT
+                    # By the name that was asked for: that of the device's row is the table's word.
+                    claimed = replace(table.head.device, name=self.wanted.gpu)
+                    yield _Found(table, match, detect.device_of(claimed), differences)
+        except StoreError as error:
+            problems.append(str(error))
+            _log.warning("%s", error)
         if not strict:
             yield from self._elsewhere()
 

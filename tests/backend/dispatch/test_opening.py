@@ -14,7 +14,7 @@ from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.records import Device
+from nsa_tune.backend.types.records import Device, Status
 from tests.backend.fake_point import DEVICE, KEY, table_of
 from tests.backend.machine import SLOW_DENSE, TIMES, opened, written
 
@@ -131,6 +131,15 @@ def test_the_named_database_is_searched_first(
     monkeypatch.setenv("NSA_TUNE_DB", str(written(tmp_path / "n.tsv", table_of(SLOW_DENSE))))
 
     assert opened().plan(_SHORT).prefill_path == "mla"
+
+
+def test_a_table_where_everything_failed_does_not_answer(tmp_path: Path) -> None:
+    table = table_of(SLOW_DENSE)
+    rows = [replace(row, status=Status.FAILED, latency_us=None) for row in table.measurements]
+    named = written(tmp_path / "n.tsv", replace(table, measurements=tuple(rows)))
+    written(tmp_path / "shipped" / "s.tsv", table_of(TIMES))
+
+    assert opened(named).plan(_SHORT).prefill_path == "mha"
 
 
 def test_a_table_of_queries_that_share_keys_answers_only_where_there_is_no_other(
