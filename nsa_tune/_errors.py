@@ -19,24 +19,6 @@ NsaTuneError                   exit code 1
 
 from __future__ import annotations
 
-__all__ = [
-    "BatchError",
-    "DeviceMissing",
-    "ExtraMissing",
-    "HeadsError",
-    "LibraryMissing",
-    "MachineUnfit",
-    "NoTunedData",
-    "NsaTuneError",
-    "StoreCorrupt",
-    "StoreError",
-    "StoreMissing",
-    "StoreNewer",
-    "StoreReadOnly",
-    "UnknownName",
-    "UsageError",
-]
-
 
 class NsaTuneError(Exception):
     """Base of every error raised on purpose; its text is one sentence for the user."""

@@ -454,7 +454,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "error", [getattr(_errors, name) for name in _errors.__all__], ids=_errors.__all__
+    "error", [error for error in vars(_errors).values() if isinstance(error, type)]
 )
 def test_every_error_becomes_its_exit_code(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, error: type[NsaTuneError]

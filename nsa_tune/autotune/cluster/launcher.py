@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from io import TextIOBase
 from socket import create_connection
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 
@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 class RayLauncher:
     """A `Launcher` for the nodes of a Ray cluster."""
 
+    waits_for_all: ClassVar[bool] = False
+    """A busy cluster has room for some workers now, and for others later."""
     address: str | None = None
     """"HOST:PORT" of a cluster, "auto" for the one that runs on this host, or "local" for a new
     one on this host alone. None takes `RAY_ADDRESS`, else "auto" if there is one, else "local"."""
@@ -51,11 +53,6 @@ class RayLauncher:
     patience_s: float = 600.0
     """Time for Ray to find room for a worker."""
     _opened: ExitStack = field(default_factory=ExitStack, init=False, repr=False, compare=False)
-
-    @property
-    def waits_for_all(self) -> bool:
-        """False: a busy cluster has room for some workers now, and for others later."""
-        return False
 
     def launch(self, setup: Setup) -> Sequence[Executor]:
         """As `Launcher.launch`.

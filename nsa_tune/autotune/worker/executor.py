@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.messages import Ready, Setup
@@ -102,9 +102,8 @@ def wait_until_ready(executor: Executor) -> Ready:
 class Launcher(Protocol):
     """Starts the executors of a run: on this host, or on the nodes of a cluster."""
 
-    @property
-    def waits_for_all(self) -> bool:
-        """Whether a run begins when all executors are ready; otherwise the first one begins."""
+    waits_for_all: ClassVar[bool]
+    """Whether a run begins when all executors are ready; otherwise the first one begins."""
 
     def launch(self, setup: Setup) -> Sequence[Executor]:
         """Start an executor for each device, without waiting until they are ready.

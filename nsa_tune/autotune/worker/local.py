@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
@@ -14,17 +15,14 @@ from nsa_tune.autotune.worker.messages import Setup
 class LocalLauncher:
     """A `Launcher` for devices of this host."""
 
+    waits_for_all: ClassVar[bool] = True
+    """The devices of one host are ready at about the same time."""
     devices: tuple[str, ...]
     """Names as `Setup.device` takes them."""
     isolate: bool = True
     """Measure in worker processes. Otherwise an arm that crashes ends the run."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """When a worker counts as hung."""
-
-    @property
-    def waits_for_all(self) -> bool:
-        """True: the devices of one host are ready at about the same time."""
-        return True
 
     def launch(self, setup: Setup) -> Sequence[Executor]:
         """As `Launcher.launch`."""

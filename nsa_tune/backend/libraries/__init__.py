@@ -30,7 +30,6 @@ class Library:
 class Answering:
     """The distribution that answers for a library here."""
 
-    library: str
     distribution: str
     version: str
     module: str
@@ -102,7 +101,7 @@ def answering(name: str) -> Answering | None:
     for distribution, module in PROVIDERS[name].sources:
         version = _version(distribution)
         if version is not None and _present(module):
-            return Answering(name, distribution, version, module)
+            return Answering(distribution, version, module)
     return None
 
 

@@ -43,11 +43,11 @@ def text_in(document: Mapping[str, Any], name: str, default: str | None = None) 
     return value
 
 
-def number_in(document: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def number_in(document: Mapping[str, Any], name: str, default: int) -> int:
     """The whole number `name` from 0; `default` where it is absent.
 
     Raises:
-        UsageError: when it is no such number, or absent and there is no default.
+        UsageError: when it is no such number.
     """
     value = document.get(name, default)
     if type(value) is not int or not 0 <= value < _MOST_NUMBER:
@@ -81,15 +81,14 @@ def names_in(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(text_in({name: word}, name) for word in value)
 
 
-def libraries_in(
-    document: Mapping[str, Any], name: str = "libraries"
-) -> tuple[tuple[str, str], ...] | None:
+def libraries_in(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
     """(distribution, version) of each library, sorted, from a JSON object or a list of pairs; None
     where it is absent.
 
     Raises:
         UsageError: when it is neither.
     """
+    name = "libraries"
     value = document.get(name)
     if value is None:
         return None

@@ -91,8 +91,8 @@ def lengths_of(batch: Batch) -> dict[str, int] | None:
     return {"next_n": batch.next_n, "context": prefix + new, "sequences": batch.batch_size}
 
 
-def slices_of(batches: Iterable[Batch], axis: str | None = None) -> list[Slice]:
-    """The slices with at least two measured batches, along `axis` or the first that varies."""
+def slices_of(batches: Iterable[Batch]) -> list[Slice]:
+    """The slices with at least two measured batches, along the first axis that varies."""
     modes: dict[Mode, list[dict[str, int]]] = defaultdict(list)
     for batch in batches:
         lengths = lengths_of(batch)
@@ -100,8 +100,8 @@ def slices_of(batches: Iterable[Batch], axis: str | None = None) -> list[Slice]:
             modes[batch.mode].append(lengths)
     lines: list[Slice] = []
     for mode, members in modes.items():
-        for candidate in AXES[mode] if axis is None else [axis]:
-            found = _along(mode, candidate, members)
+        for axis in AXES[mode]:
+            found = _along(mode, axis, members)
             if found:
                 lines += found
                 break

@@ -45,12 +45,9 @@ def code(text: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
-def figure(kind: str, caption: str = "") -> str:
-    """The element that one chart is drawn into."""
-    return (
-        f'<figure class="{kind}"><figcaption>{escape(caption)}</figcaption>'
-        f'<div class="chart"></div></figure>'
-    )
+def figure(kind: str) -> str:
+    """The element that one chart is drawn into; the page's script writes its caption."""
+    return f'<figure class="{kind}"><figcaption></figcaption><div class="chart"></div></figure>'
 
 
 def select(name: str, label: str, values: Iterable[str]) -> str:

@@ -86,7 +86,7 @@ def test_an_optional_library_is_a_note_even_on_a_gpu(monkeypatch: pytest.MonkeyP
 
 
 def test_the_distribution_of_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Answering("flash_mla", "sglang-kernel", "0.4.1", "sgl_kernel.flash_mla")
+    answer = Answering("sglang-kernel", "0.4.1", "sgl_kernel.flash_mla")
     monkeypatch.setattr(providers, "answering", lambda name: answer)
 
     found = _found(doctor.kernel_libraries())

@@ -62,17 +62,6 @@ def test_verifies_run_along_their_sequences_grouped_by_next_n() -> None:
     ]  # fmt: skip
 
 
-def test_an_axis_can_be_asked_for() -> None:
-    grid = [_extend(prefix, new) for prefix in (0, 64, 128) for new in (2, 4)]
-
-    lines = slices_of(grid, axis="prefix")
-
-    assert [(line.label, line.values) for line in lines] == [
-        ("new 2", (0, 64, 128)),
-        ("new 4", (0, 64, 128)),
-    ]
-
-
 def test_a_single_batch_is_no_line() -> None:
     assert slices_of([_extend(0, 8)]) == []
 

@@ -41,7 +41,7 @@ def grid(setting: Setting) -> list[Batch]:
     # Shuffled within a rank, so that any first part of the sweep is spread over all of it.
     order = Random(0)
     fits = sorted(fits, key=lambda fit: (fit[0], order.random()))
-    return [_batch(list(contexts), next_n) for _, contexts, next_n in fits]
+    return [Batch.verify(list(contexts), next_n) for _, contexts, next_n in fits]
 
 
 def _uneven(random: Random, context: int) -> int:
@@ -67,12 +67,8 @@ def _three_lengths(count: int, context: int) -> tuple[int, ...]:
     )
 
 
-def _batch(contexts: list[int], next_n: int) -> Batch:
-    return Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
-
-
 def sample(setting: Setting, random: Random) -> Batch:
-    """A random decode or verify of 1 to 128 sequences; half of them ragged."""
+    """A random verify of 1 to 128 sequences; half of them ragged."""
     topk, next_n = setting.profile.index_topk, random.choice((2, 3, 4))
     count = round(exp(random.uniform(0, log(128))))
     longest = min(64 * topk, _most_keys(setting) // count)
@@ -81,5 +77,5 @@ def sample(setting: Setting, random: Random) -> Batch:
         return round(exp(random.uniform(log(topk / 2), log(longest))))
 
     if random.random() < 0.5:
-        return _batch([context() for _ in range(count)], next_n)
-    return _batch([context()] * count, next_n)
+        return Batch.verify([context() for _ in range(count)], next_n)
+    return Batch.verify([context()] * count, next_n)
