@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_tune.db.connection import schema_version
 from nsa_tune.db.rows import insert
-
-
-def first_schema(connection: sqlite3.Connection) -> None:
-    """Keys, devices, runs and measurements."""
-    for statement in _FIRST_SCHEMA:
-        connection.execute(statement)
-
 
 _FIRST_SCHEMA = (
     """
@@ -82,30 +74,6 @@ _FIRST_SCHEMA = (
     "CREATE INDEX runs_of_key ON runs (key_id)",
 )
 
-
-def probed_limits(connection: sqlite3.Connection) -> None:
-    """Limits that probes found; of one key and name the newest counts."""
-    connection.execute(_PROBED_LIMITS)
-
-
-_PROBED_LIMITS = """
-    CREATE TABLE limits (
-        id INTEGER PRIMARY KEY,
-        run_id INTEGER NOT NULL REFERENCES runs (id),
-        name TEXT NOT NULL,
-        value INTEGER NOT NULL CHECK (value >= 0),
-        past TEXT NOT NULL,  -- what happened behind it
-        found_at TEXT NOT NULL  -- ISO 8601, UTC
-    )
-    """
-
-
-def discarded_samples_and_checks(connection: sqlite3.Connection) -> None:
-    """How many samples a measurement threw away, and what `nsa-tune check` found."""
-    for statement in _DISCARDED_AND_CHECKS:
-        connection.execute(statement)
-
-
 _DISCARDED_AND_CHECKS = (
     "ALTER TABLE measurements ADD COLUMN discarded INTEGER NOT NULL DEFAULT 0",
     # The digest, not a key's id: a table that came with the package is in no database.
@@ -124,21 +92,20 @@ _DISCARDED_AND_CHECKS = (
     "CREATE INDEX checks_of_key ON checks (digest, checked_at)",
 )
 
+_PROBED_LIMITS = """
+    CREATE TABLE limits (
+        id INTEGER PRIMARY KEY,
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        name TEXT NOT NULL,
+        value INTEGER NOT NULL CHECK (value >= 0),
+        past TEXT NOT NULL,  -- what happened behind it
+        found_at TEXT NOT NULL  -- ISO 8601, UTC
+    )
+    """
 
-def costs_of_a_pass(connection: sqlite3.Connection) -> None:
-    """What an arm takes once a pass, apart from what it takes in each layer."""
-    connection.execute(_COSTS_OF_A_PASS)
-
-
-_COSTS_OF_A_PASS = (
+_COST_OF_A_PASS = (
     "ALTER TABLE measurements ADD COLUMN pass_us REAL CHECK (pass_us IS NULL OR pass_us >= 0)"
 )
-
-
-def units_of_runs(connection: sqlite3.Connection) -> None:
-    """What each of the equal devices of a run did."""
-    connection.execute(_UNITS)
-
 
 _UNITS = """
     CREATE TABLE units (
@@ -150,17 +117,6 @@ _UNITS = """
         PRIMARY KEY (run_id, unit)
     )
     """
-
-
-def measurements_only(connection: sqlite3.Connection) -> None:
-    """One view, `newest`: what counts, each row with its full key. What earlier versions computed
-    from measurements is dropped; their table `unit_times` holds measured times, and stays."""
-    for view in ("v_spread", "v_crossover", "v_limits", "v_winner", "v_regret", "newest"):
-        connection.execute(f"DROP VIEW IF EXISTS {view}")
-    for table in ("models", "manifests", "weights"):
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
-    connection.execute(_NEWEST)
-
 
 # measured_at, not id: importing an old table must not hide newer measurements.
 _NEWEST = """
@@ -179,27 +135,39 @@ _NEWEST = """
     WHERE place = 1
     """
 
-
-def dropped_later(connection: sqlite3.Connection) -> None:
-    """Nothing: what earlier versions made in this step, the last one drops."""
-    del connection
-
-
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    first_schema,
-    dropped_later,
-    discarded_samples_and_checks,
-    probed_limits,
-    dropped_later,
-    costs_of_a_pass,
-    dropped_later,
-    dropped_later,
-    dropped_later,
-    units_of_runs,
-    dropped_later,
-    measurements_only,
+# What earlier versions computed from measurements is dropped; their table `unit_times` holds
+# measured times, and stays.
+_MEASUREMENTS_ONLY = (
+    "DROP VIEW IF EXISTS v_spread",
+    "DROP VIEW IF EXISTS v_crossover",
+    "DROP VIEW IF EXISTS v_limits",
+    "DROP VIEW IF EXISTS v_winner",
+    "DROP VIEW IF EXISTS v_regret",
+    "DROP VIEW IF EXISTS newest",
+    "DROP TABLE IF EXISTS models",
+    "DROP TABLE IF EXISTS manifests",
+    "DROP TABLE IF EXISTS weights",
+    _NEWEST,
 )
-"""Step i makes schema i + 1."""
+
+_DROPPED = ("dropped_later", ())
+"""What earlier versions made in this step, the last one drops."""
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("first_schema", _FIRST_SCHEMA),
+    _DROPPED,
+    ("discarded_samples_and_checks", _DISCARDED_AND_CHECKS),
+    ("probed_limits", (_PROBED_LIMITS,)),
+    _DROPPED,
+    ("costs_of_a_pass", (_COST_OF_A_PASS,)),
+    _DROPPED,
+    _DROPPED,
+    _DROPPED,
+    ("units_of_runs", (_UNITS,)),
+    _DROPPED,
+    ("measurements_only", _MEASUREMENTS_ONLY),
+)
+"""Step i makes schema i + 1: its name, and its statements."""
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
@@ -210,14 +178,15 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         StoreNewer: when a newer nsa-tune wrote it; nothing is changed then.
         StoreCorrupt: when it is not nsa-tune's; nothing is changed then.
     """
-    for version, step in enumerate(MIGRATIONS, 1):
+    for version, (name, statements) in enumerate(MIGRATIONS, 1):
         if schema_version(connection, path) >= version:
             continue
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             # Again, under the write lock: another process may have done it in the meantime.
             if schema_version(connection, path) < version:
-                step(connection)
+                for statement in statements:
+                    connection.execute(statement)
                 now = datetime.now(UTC).isoformat()
-                row = {"version": version, "name": step.__name__, "applied_at": now}
+                row = {"version": version, "name": name, "applied_at": now}
                 insert(connection, "nsa_tune_migrations", row)
