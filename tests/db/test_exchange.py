@@ -30,39 +30,6 @@ def test_a_table_goes_out_and_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.glob("*.tsv*")] == ["h100.tsv"]
 
 
-def test_importing_again_adds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "h100.tsv"
-    write_text(table(*ROWS), path)
-    with Store.open(tmp_path / "nsa-tune.db") as store:
-        merge(store, path)
-
-        assert merge(store, path).added == 0
-
-
-def test_importing_ones_own_export_keeps_all_digits(tmp_path: Path) -> None:
-    path = tmp_path / "h100.tsv"
-    with Store.open(tmp_path / "nsa-tune.db") as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128", latency_us=123.456789)])
-        write_text(store.table(KEY), path)
-
-        assert merge(store, path).added == 0
-        assert store.table(KEY).measurements[0].latency_us == 123.456789
-
-
-def test_an_old_table_does_not_hide_newer_measurements(tmp_path: Path) -> None:
-    path = tmp_path / "h100.tsv"
-    old = "2020-01-01T00:00:00.000000+00:00"
-    write_text(table(ok("extend:0+128"), ok("extend:0+256"), measured_at=old), path)
-    with Store.open(tmp_path / "nsa-tune.db") as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128", latency_us=90.0)])
-
-        assert merge(store, path).added == 1
-
-        latencies = {row.batch: row.latency_us for row in store.table(KEY).measurements}
-        assert latencies == {"extend:0+128": 90.0, "extend:0+256": 100.0}
-        assert merge(store, path).added == 0
-
-
 def test_a_damaged_text_adds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "h100.tsv"
     write_text(table(*ROWS), path)

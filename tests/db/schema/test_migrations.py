@@ -149,15 +149,6 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         assert len(_rows(other, "nsa_tune_migrations")) == len(MIGRATIONS)
 
 
-def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(older: Older) -> None:
-    path = older(1)
-    before = tables.read_database(path)
-
-    with Store.open(path) as store:
-        assert store.tables() == before
-    assert [row.discarded for row in before[0].measurements] == [0]
-
-
 def test_what_was_computed_from_measurements_goes_and_they_stay(older: Older) -> None:
     path = older(11)
     with closing(sqlite3.connect(path)) as db, db:
@@ -182,12 +173,26 @@ def test_what_was_computed_from_measurements_goes_and_they_stay(older: Older) ->
 
 
 @pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
-def test_a_database_of_every_older_schema_is_read_and_merged(version: int, older: Older) -> None:
+def test_a_database_of_every_older_schema_is_read_and_then_takes_what_there_is_now(
+    version: int, older: Older
+) -> None:
     path = older(version)
 
     (table,) = tables.read_database(path)
     (contents,) = read_contents(path)
     assert contents.table == table
+    assert table.limits == {}
+    assert [(row.discarded, row.pass_us) for row in table.measurements] == [(0, None)]
+    row = replace(ok("extend:0+256"), discarded=6, pass_us=21.5)
+    with Store.open(path) as store:
+        assert store.tables() == [table]
+        run = store.begin_run(KEY, DEVICE, {})
+        store.add(run, [row])
+        store.add_limits(run, {"rows": (7, "it ended")})
+    (table,) = tables.read_database(path)
+    assert table.limits == {"rows": 7}
+    assert row in table.measurements
+    assert len(table.measurements) == 2
 
 
 def insert_first_schema_row(db: sqlite3.Connection) -> None:
@@ -210,19 +215,6 @@ def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
         store.add(store.begin_run(KEY, DEVICE, {}), [row])
 
         assert store.table(KEY).measurements == (row,)
-
-
-def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_them(
-    older: Older,
-) -> None:
-    path = older(1)
-
-    (table,) = tables.read_database(path)
-    assert (len(table.measurements), table.limits) == (1, {})
-    with Store.open(path) as store:
-        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (7, "it ended")})
-    (table,) = tables.read_database(path)
-    assert (len(table.measurements), table.limits) == (1, {"rows": 7})
 
 
 @pytest.mark.parametrize("cost", [None, 0.0, 21.456789])
@@ -252,19 +244,3 @@ def test_a_cost_of_a_pass_that_cannot_be_is_refused(tmp_path: Path, cost: float)
 
     with pytest.raises(StoreCorrupt, match=r"a cost of .* us a pass cannot be"):
         tables.read_database(path)
-
-
-def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(
-    older: Older,
-) -> None:
-    path = older(5)
-
-    (table,) = tables.read_database(path)
-    assert [row.pass_us for row in table.measurements] == [None]
-    row = replace(ok("extend:0+256"), pass_us=21.5)
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [row])
-    (table,) = tables.read_database(path)
-    assert {one.batch: one.pass_us for one in table.measurements} == {
-        "extend:0+128": None, "extend:0+256": 21.5,
-    }  # fmt: skip
