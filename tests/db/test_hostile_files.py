@@ -295,13 +295,6 @@ def test_text_that_was_changed_is_refused(
     assert "was changed since" in caplog.text
 
 
-def test_a_version_control_system_may_change_the_ends_of_lines(tmp_path: Path) -> None:
-    path = _text(tmp_path)
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-    assert len(read_text(path).measurements) == 3
-
-
 def test_a_table_without_content_is_read(tmp_path: Path) -> None:
     path = _text(tmp_path)
     lines = path.read_text().splitlines(keepends=True)
