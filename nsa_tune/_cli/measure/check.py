@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -98,14 +99,5 @@ def _document(result: CheckResult) -> dict[str, Any]:
         "differences": list(result.differences),
         "problems": list(result.problems),
         "seconds": round(result.seconds, 1),
-        "anchors": [
-            {
-                "point": anchor.point,
-                "batch": anchor.batch,
-                "there_us": anchor.there_us,
-                "here_us": anchor.here_us,
-                "problem": anchor.problem,
-            }
-            for anchor in found.anchors
-        ],
+        "anchors": [asdict(anchor) for anchor in found.anchors],
     }
