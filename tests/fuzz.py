@@ -315,7 +315,8 @@ def _sqlite(random: Random, folder: Path) -> bool:
             read(path)
     used = _use(path, random.randrange(len(_good())), random)
     with suppress(NsaTuneError), Store.open(path) as store:
-        store.tables()
+        for table in read_database(path):
+            store.current(table.key)
     return used
 
 

@@ -122,7 +122,7 @@ def stored_in(path: Path, wanted: Wanted) -> list[StoredTable]:
             for number, key in (wanted_keys(connection, wanted) if version else [])
             if (newest := _newest_time(connection, number))
         ]
-    return [StoredTable(head, partial(_only, path, head.key)) for head in heads]
+    return [StoredTable(head, partial(table_in, path, head.key)) for head in heads]
 
 
 def tables_in(path: Path, wanted: Filter | None = None) -> list[Table]:
@@ -177,8 +177,12 @@ def read_database(path: Path, wanted: Filter | None = None) -> list[Table]:
     return [table for table in tables if table.measurements]
 
 
-def _only(path: Path, key: Key) -> Table:
-    """The table of `key` in the database `path`."""
+def table_in(path: Path, key: Key) -> Table:
+    """The table of `key` in the database `path`, perhaps without measurements.
+
+    Raises:
+        StoreError: when it cannot be read, or has no such key.
+    """
     with reading(path) as (connection, version):
         for number, other in wanted_keys(connection) if version else []:
             if other == key:

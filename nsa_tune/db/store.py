@@ -22,7 +22,7 @@ from nsa_tune.db.connection import (
     store_errors,
 )
 from nsa_tune.db.contents import Contents, rows_that_count
-from nsa_tune.db.reader import Limit, newest_limits, table_of, wanted_keys
+from nsa_tune.db.reader import Limit, newest_limits, table_of
 from nsa_tune.db.rows import id_of, insert, insert_all
 from nsa_tune.db.schema.migrations import migrate
 
@@ -237,13 +237,6 @@ class Store(AbstractContextManager["Store"]):
             "SELECT id FROM keys WHERE digest = ?", [key.digest]
         ).fetchone()
         return None if row is None else int(row[0])
-
-    def tables(self) -> list[Table]:
-        """Every table with at least one measurement, oldest key first."""
-        with self._reading():
-            connection, path = self._connection, self.path
-            tables = [table_of(connection, path, *key) for key in wanted_keys(connection)]
-        return [table for table in tables if table.measurements]
 
     def table(self, key: Key) -> Table:
         """The newest measurements under `key`; none yet when a run has only begun.

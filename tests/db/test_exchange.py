@@ -10,6 +10,7 @@ import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreReadOnly
 from nsa_tune.db.exchange import merge, write_text
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
 from tests.records import DEVICE, KEY, failed, ok, table
@@ -38,7 +39,7 @@ def test_a_damaged_text_adds_nothing(tmp_path: Path) -> None:
         with pytest.raises(StoreCorrupt, match=r"h100\.tsv, line"):
             merge(store, path)
 
-        assert store.tables() == []
+        assert read_database(store.path) == []
 
 
 def test_writing_replaces_the_file_whole(tmp_path: Path) -> None:

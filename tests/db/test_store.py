@@ -109,7 +109,7 @@ def test_keys_do_not_mix(path: Path) -> None:
     with Store.open(path) as store:
         store.add(store.begin_run(other, DEVICE, {}), [ok("extend:0+256")])
 
-        assert [table.key for table in store.tables()] == [KEY, other]
+        assert [table.key for table in read_database(store.path)] == [KEY, other]
         assert [row.batch for row in store.table(other).measurements] == ["extend:0+256"]
 
 
@@ -118,7 +118,7 @@ def test_a_run_without_measurements_has_an_empty_table_and_is_not_listed(path: P
         store.begin_run(KEY, DEVICE, {})
 
         assert store.table(KEY).measurements == ()
-        assert store.tables() == []
+        assert read_database(store.path) == []
     assert read_database(path) == []
 
 

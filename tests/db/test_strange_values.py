@@ -78,7 +78,7 @@ def test_no_value_raises_anything_but_a_sentence(
             with suppress(NsaTuneError):
                 read(database)
         with suppress(NsaTuneError), Store.open(database) as store:
-            store.tables()
+            store.table(KEY)
             store.current(KEY)
         assert opened().plan(Batch.extend([512], [64])).prefill_path in ("mha", "mla")
 

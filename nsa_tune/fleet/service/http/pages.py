@@ -15,7 +15,7 @@ from starlette.responses import Response
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
-from nsa_tune.db.reader import Wanted, read_database
+from nsa_tune.db.reader import table_in
 from nsa_tune.fleet.service.http.messages import answer, streamed
 from nsa_tune.fleet.service.jobs.job import Job, Worker, at
 from nsa_tune.fleet.service.service import Service
@@ -196,10 +196,9 @@ def _minute(iso: str) -> str:
 
 def _write_report(path: Path, key: Key, into: Path) -> None:
     """Write the page of the table of `key` in the database `path`."""
-    wanted = Wanted(key.gpu, key.model, key.heads, key.kv_layout)
-    tables = [table for table in read_database(path, wanted) if table.key == key]
     frame = replace(linked("../assets/"), extra='<p><a href="..">All tables</a></p>')
     try:
-        into.write_text(written(build(tables), frame), "utf-8", "backslashreplace")
+        page = written(build([table_in(path, key)]), frame)
+        into.write_text(page, "utf-8", "backslashreplace")
     except NO_REPORT as error:
         raise StoreError(f"there is no report of {key.digest}: {error}") from error

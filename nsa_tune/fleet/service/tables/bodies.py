@@ -20,8 +20,8 @@ from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
-from nsa_tune.db import reader
 from nsa_tune.db.connection import store_errors
+from nsa_tune.db.reader import table_in
 from nsa_tune.db.text_table import format_table
 from nsa_tune.fleet.service.tables.index import Entry
 
@@ -170,11 +170,8 @@ def text_of(database: Path, entry: Entry, into: Path) -> None:
     Raises:
         StoreError: when it cannot be read.
     """
-    key = entry.key
-    wanted = reader.Wanted(key.gpu, key.model, key.heads, key.kv_layout)
-    for table in reader.read_database(database, wanted):
-        if table.key == key:
-            into.write_text(format_table(table), encoding="utf-8", newline="\n")
+    text = format_table(table_in(database, entry.key))
+    into.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _opened(database: Path) -> sqlite3.Connection:

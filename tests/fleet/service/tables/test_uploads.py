@@ -15,6 +15,7 @@ from hypothesis import given
 from nsa_tune._errors import StoreError, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.runs import runs_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
@@ -51,7 +52,7 @@ def test_rows_are_added_once(store: Store) -> None:
     assert upload(store, grown(3)) == (6, 0)
     assert upload(store, grown(5)) == (4, 6)
     assert upload(store, grown(5)) == (0, 10)
-    (table,) = store.tables()
+    (table,) = read_database(store.path)
     assert len(table.measurements) == 10
 
 
