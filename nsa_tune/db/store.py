@@ -60,11 +60,11 @@ class Store(AbstractContextManager["Store"]):
         self.path = path
 
     @classmethod
-    def open(cls, path: Path, *, create: bool = True) -> Self:
-        """The database at `path` for reading and writing, migrated to the newest schema.
+    def open(cls, path: Path) -> Self:
+        """The database at `path`, made where there is none, for reading and writing, migrated to
+        the newest schema.
 
         Raises:
-            StoreMissing: when there is none and `create` is false.
             StoreReadOnly: when it, or its directory, cannot be written.
             StoreNewer: when a newer nsa-tune wrote it.
             StoreCorrupt: when it is not nsa-tune's, or damaged. It is left as it is.
@@ -73,11 +73,9 @@ class Store(AbstractContextManager["Store"]):
         try:
             check_regular_file(path)
         except StoreMissing:
-            if not create:
-                raise
             _make_directory(path.parent)
         with store_errors(path, writing=True), ExitStack() as opened:
-            connection = _connect(path, create)
+            connection = _connect(path)
             opened.callback(connection.close)
             _check(connection, path)
             _prepare(connection)
@@ -104,18 +102,12 @@ class Store(AbstractContextManager["Store"]):
             return insert(self._connection, "runs", run)
 
     def add(
-        self, run: int, measurements: Sequence[Measurement], *,
-        measured_at: str | Sequence[str] | None = None, units: Sequence[UnitOfRun] = (),
-    ) -> None:  # fmt: skip
-        """Store `measurements` of `run` and what its `units` did so far, all or none; on the disk
-        when this returns.
-
-        They count as measured now, unless `measured_at` (ISO 8601, UTC) says otherwise: one time
-        for all, or one for each.
-        """
-        if measured_at is None or isinstance(measured_at, str):
-            measured_at = [measured_at or _now()] * len(measurements)
-        rows = [_row(run, at, row) for at, row in zip(measured_at, measurements, strict=True)]
+        self, run: int, measurements: Sequence[Measurement], *, units: Sequence[UnitOfRun] = ()
+    ) -> None:
+        """Store `measurements` of `run`, as taken now, and what its `units` did so far, all or
+        none; on the disk when this returns."""
+        now = _now()
+        rows = [_row(run, now, row) for row in measurements]
         with self._writing():
             insert_all(self._connection, "measurements", rows)
             self._connection.executemany(_UNIT, [(run, *astuple(unit)) for unit in units])
@@ -295,9 +287,8 @@ def _make_directory(path: Path) -> None:
         ) from error
 
 
-def _connect(path: Path, create: bool) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
-    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path.absolute(), timeout=_BUSY_TIMEOUT_S)
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,8 @@ class Source(NamedTuple):
             for key, past in self.runs:
                 run = store.begin_run(KEYS[key], past.device, {})
                 for at, row in past.rows:
-                    store.add(run, [row], measured_at=at)
+                    with patch("nsa_tune.db.store._now", lambda at=at: at):
+                        store.add(run, [row])
                 for limit in past.limits:
                     store.add_limits(run, {limit.name: (limit.value, limit.past)})
                 store.end_run(run, "done")
@@ -155,7 +157,8 @@ def test_of_two_measurements_of_one_time_one_counts(one: Measurement, other: Mea
 def _database(path: Path, *rows: Measurement, at: str = TIMES[0]) -> Path:
     with Store.open(path) as store:
         run = store.begin_run(KEY, DEVICE, {"points": ["prefill"]})
-        store.add(run, rows, measured_at=at)
+        with patch("nsa_tune.db.store._now", lambda: at):
+            store.add(run, rows)
         store.end_run(run, "done")
     return path
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +37,7 @@ def test_what_was_added_is_read_back(path: Path) -> None:
 
     _filled(path, *rows)
 
-    with Store.open(path, create=False) as store:
+    with Store.open(path) as store:
         table = store.table(KEY)
     assert (table.key, table.device, table.measurements) == (KEY, DEVICE, rows)
     assert table.source == str(path)
@@ -71,10 +72,8 @@ def test_a_row_measured_earlier_does_not_hide_a_newer_one(path: Path) -> None:
     with Store.open(path) as store:
         run = store.begin_run(KEY, DEVICE, {})
         store.add(run, [ok("extend:0+128", latency_us=90.0)])
-        store.add(
-            run, [ok("extend:0+128", latency_us=100.0)],
-            measured_at="2020-01-01T00:00:00.000000+00:00",
-        )  # fmt: skip
+        with patch("nsa_tune.db.store._now", lambda: "2020-01-01T00:00:00.000000+00:00"):
+            store.add(run, [ok("extend:0+128", latency_us=100.0)])
 
         assert [row.latency_us for row in store.table(KEY).measurements] == [90.0]
 

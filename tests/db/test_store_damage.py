@@ -223,8 +223,6 @@ def test_a_database_that_is_not_there(tmp_path: Path) -> None:
 
     with pytest.raises(StoreMissing, match="nsa-tune run"):
         read_database(path)
-    with pytest.raises(StoreMissing):
-        Store.open(path, create=False)
 
     assert not path.exists()
 
@@ -319,7 +317,7 @@ def test_a_file_that_may_not_be_read(open_directory: Path) -> None:
 
 
 def test_a_file_system_that_is_read_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(path: Path, create: bool) -> sqlite3.Connection:
+    def connect(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
 
     monkeypatch.setattr(store_module, "_connect", connect)
@@ -346,8 +344,8 @@ def test_a_locked_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_keeps_what_was_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = store_module._connect
 
-    def small(path: Path, create: bool) -> sqlite3.Connection:
-        connection = connect(path, create)
+    def small(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages + 8}")
         return connection

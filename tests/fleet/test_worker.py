@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -265,9 +266,9 @@ def test_one_table_that_is_refused_keeps_no_worker_from_work(
     with Store.open(host.request.database) as store:
         for key in (other, KEY):
             run = store.begin_run(key, Device(key.gpu, "cpu"), {})
-            at = later.isoformat() if (key, limit) == (other, "clock") else None
-            store.add(run, [ok("extend:0+16", arm) for arm in ("a", "b")],
-                      measured_at=None if at is None else [at, at])  # fmt: skip
+            at = later if (key, limit) == (other, "clock") else datetime.now(UTC)
+            with patch("nsa_tune.db.store._now", at.isoformat):
+                store.add(run, [ok("extend:0+16", arm) for arm in ("a", "b")])
             store.end_run(run, "done")
     if limit == "room":
         monkeypatch.setattr(uploads, "MOST_KEYS", 0)

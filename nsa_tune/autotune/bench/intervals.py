@@ -27,7 +27,7 @@ class Timing:
     """Samples that were thrown away because the device was slowed down."""
 
     @classmethod
-    def of(cls, samples_us: Sequence[float], discarded: int = 0) -> Timing:
+    def of(cls, samples_us: Sequence[float]) -> Timing:
         """Median and its 95 % interval: by order statistics, by Student's t for fewer than six."""
         ordered = sorted(samples_us)
         count, middle = len(ordered), median(ordered)
@@ -35,10 +35,10 @@ class Timing:
             half = _STUDENT[count] * stdev(ordered) / sqrt(count)
             mean = fmean(ordered)
             low_us = max(min(mean - half, ordered[0]), middle / 2)
-            return cls(middle, low_us, max(mean + half, ordered[-1]), count, discarded)
+            return cls(middle, low_us, max(mean + half, ordered[-1]), count)
         # Ranks n/2 -+ 0.98 sqrt(n): the normal approximation of the binomial.
         low = max(floor(count / 2 - 0.98 * sqrt(count)) - 1, 0)
-        return cls(middle, ordered[low], ordered[count - 1 - low], count, discarded)
+        return cls(middle, ordered[low], ordered[count - 1 - low], count)
 
     @property
     def half_width(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil, inf
 from pathlib import Path
@@ -24,7 +24,6 @@ from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.autotune.search.contenders import realised_regret
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
 from nsa_tune.autotune.search.schedule import FixedSchedule, Schedule
-from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.environment import warn_of_missing_files
 from nsa_tune.backend.dispatch.matching import Here, differing, in_order, nothing_for
@@ -69,8 +68,6 @@ class CheckRequest:
     """Store the outcome in the database."""
     isolate: bool = True
     """Measure in worker processes."""
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    """When a worker counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,6 @@ def check(
             RunRequest(
                 Path(directory, "check.db"), request.device, request.model, request.heads,
                 request.kv_dtype, ceilings=False, isolate=request.isolate,
-                deadlines=request.deadlines,
             ),
             progress, make_schedule, registry=registry,
         )  # fmt: skip
