@@ -219,7 +219,7 @@ class Prefill:
         """Put back what the engine's method has just decided."""
         if self._engines is not None:
             self._backend.use_mha = self._engines[0]
-            self.give_back()
+        self.give_back()
 
     def _put(self, impl: str, union: Any) -> None:
         self._backend.dsa_prefill_impl = impl

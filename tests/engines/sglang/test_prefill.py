@@ -437,6 +437,14 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
     assert _kernel(engine, backend, few) == before, "its host may have more to do by unions"
 
 
+def test_a_pass_that_cannot_be_steered_is_looked_at_no_more(engine: Engine, wheel: Wheel) -> None:
+    backend, _ = _glm5(engine, wheel)
+    start_looking(SimpleNamespace(attn_backend=backend))
+    backend._nsa_tune_prefill.answers = None
+    engine.decided(backend, engine.batch([30720], [8192]))
+    assert not {"_nsa_tune_prefill", "forward_extend"} & set(vars(backend))
+
+
 def test_a_kernel_is_compared_by_its_name_and_left_out_for_good(
     engine: Engine, wheel: Wheel
 ) -> None:
