@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 from nsa_tune.engines.edge import Edge
@@ -86,9 +87,13 @@ class Hook:
         self._replace(self.hooked, self.original)
 
     def _replace(self, old: Callable[..., Any], new: Callable[..., Any]) -> None:
-        for owner in [self.owner] if isinstance(self.owner, type) else [*sys.modules.values()]:
-            # Other modules may have imported a function by its name.
-            if getattr(owner, "__dict__", {}).get(self.name) is old:
+        owners = [self.owner]
+        if not isinstance(self.owner, type):
+            # Other modules may have imported a function by its name. One that is no plain module
+            # may load what it stands for when it is looked at.
+            owners += [other for other in [*sys.modules.values()] if type(other) is ModuleType]
+        for owner in owners:
+            if vars(owner).get(self.name) is old:
                 setattr(owner, self.name, new)
 
 

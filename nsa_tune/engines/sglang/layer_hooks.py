@@ -6,9 +6,11 @@ each of 61 layers are 1.5 ms of a pass that waits for its host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from nsa_tune.engines.plugin import HOOKS_IN_PLACE
+from nsa_tune.engines.sglang import attempt
 from nsa_tune.engines.sglang.kernels.copies import PADDING, READ_BACK
 from nsa_tune.engines.sglang.kernels.swap import KernelSwap
 from nsa_tune.engines.sglang.kernels.topk import PAGED, RAGGED
@@ -28,7 +30,19 @@ def put_on() -> None:
     _serves = False
     for name in _SERVING:
         if name in HOOKS_IN_PLACE:
-            HOOKS_IN_PLACE[name].put_on()
+            attempt("putting a hook on", HOOKS_IN_PLACE[name].put_on)
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Within it all are on, also where an engine that serves captures more graphs."""
+    served = _serves
+    put_on()
+    try:
+        yield
+    finally:
+        if served:
+            serve()
 
 
 def serve() -> None:
@@ -40,9 +54,9 @@ def serve() -> None:
         if hook is None:
             continue
         if not paused() and any(swap.wins is not None and swap.wins.faster for swap in swaps):
-            hook.put_on()
+            attempt("putting a hook on", hook.put_on)
         else:
-            hook.take_off()
+            attempt("taking a hook off", hook.take_off)
 
 
 def _switched() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from nsa_tune.engines.sglang import layer_hooks, switch
 from nsa_tune.engines.sglang.kernels.copies import PADDING
 from nsa_tune.engines.sglang.kernels.swap import Timing, Wins
 from nsa_tune.engines.sglang.kernels.topk import PAGED
+from nsa_tune.engines.sglang.pass_mode.hooks import around_capture_decode
 
 NAMES = ("extend", "k_only", "fa3", "topk", "sparse")
 
@@ -80,6 +81,12 @@ def test_pausing_within_a_capture_takes_none_off() -> None:
     assert _on() == set(NAMES)
 
 
+def test_graphs_that_are_captured_anew_have_all() -> None:
+    layer_hooks.serve()
+    assert around_capture_decode(lambda graphs: _on(), SimpleNamespace()) == set(NAMES)
+    assert _on() == set()
+
+
 def test_a_hook_that_another_plug_in_has_wrapped_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = wrapped(_Engine.topk, _around)  # type: ignore[attr-defined]
     monkeypatch.setattr(_Engine, "topk", theirs)
@@ -88,12 +95,20 @@ def test_a_hook_that_another_plug_in_has_wrapped_stays(monkeypatch: pytest.Monke
     assert not HOOKS_IN_PLACE["topk"].is_off
 
 
+class _Lazy(ModuleType):
+    """A module that loads another one when anything of it is looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ImportError("made up: no such library")
+
+
 def test_a_function_is_left_wherever_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     its, other = ModuleType("made_up_module"), ModuleType("made_up_importer")
     hook = _hook(its, "function", _own)
     vars(other)["function"] = vars(its)["function"]
     for module in (its, other):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "made_up_lazy", _Lazy("made_up_lazy"))
 
     hook.take_off()
     assert vars(its)["function"] is vars(other)["function"] is _own

@@ -44,7 +44,8 @@ def around_capture_decode(original: Callable[..., Any], graphs: Any, *rest: Any)
     """The hook around `DecodeCudaGraphRunner._capture_one_stream`: few layers warm graphs up."""
     capture_one = attempt("warming graphs up briefly", warm_up.brief_capture, graphs)
     backend = getattr(graphs, "backend", None)
-    with spent(ENGINE), attribute(backend, "capture_one", capture_one):
+    # SGLang captures these anew for other weights, if it is asked to, and for another role.
+    with layer_hooks.capturing(), spent(ENGINE), attribute(backend, "capture_one", capture_one):
         return original(graphs, *rest)
 
 
