@@ -28,8 +28,6 @@ class Time:
 class Cell:
     """One question on one measured batch."""
 
-    point: str
-    question: str
     batch: Batch
     word: str
     """`str(batch)`, kept because it is slow for a batch of many sequences."""
@@ -96,8 +94,6 @@ def _cell(
     }  # fmt: skip
     known = [(choice, time) for choice, time in times.items() if time is not None]
     return Cell(
-        point=policy.point.name,
-        question=question.name,
         batch=batch,
         word=word,
         times=dict(sorted(known, key=lambda pair: pair[1].latency_us)),
