@@ -68,11 +68,6 @@ class WorkerProcess:
             env=environment(),
         )
 
-    @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
-
     def activity(self) -> Activity:
         """What the worker is doing, or was when it died."""
         return self._recorder.read()
