@@ -285,7 +285,7 @@ def test_an_unfit_machine_is_exit_code_5(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_table_goes_out_and_in_again(shell: Shell, database: Path, tmp_path: Path) -> None:
-    text, other = str(tmp_path / "out.tsv"), str(tmp_path / "other.db")
+    text, other = str(tmp_path / "out.txt"), str(tmp_path / "other.db")
     before = json.loads(shell("db", "list", "--db", str(database), "--json").out)["tables"]
 
     several = shell("db", "export", "--out", text, "--db", str(database))

@@ -95,13 +95,15 @@ def db_import(
     database: DatabaseToWrite = None,
 ) -> None:
     """Add a text table to a database. Of each arm on each batch the newest measurement counts."""
-    from nsa_tune.db.exchange import merge
+    from nsa_tune.db.contents import contents_of
     from nsa_tune.db.store import Store
+    from nsa_tune.db.text_table import read_text
 
     if _is_database(file):
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or places.database_to_write()) as store:
-        added = merge(store, file).added
+        # Whatever the file is called.
+        added = store.unite(contents_of(read_text(file)), file.name)
         say(f"{counted(added, 'measurement')} added to {store.path}")
 
 
