@@ -23,7 +23,7 @@ class Contents(NamedTuple):
 
     table: Table
     began: str
-    """When the newest run did that measured it. ISO 8601, UTC, as all times."""
+    """When its newest run began. ISO 8601, UTC, as all times."""
     limits: tuple[Limit, ...]
 
 

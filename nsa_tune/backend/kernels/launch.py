@@ -41,8 +41,8 @@ def compile_soon(sources: Sequence[str], name: str) -> None:
 
 @cache
 def _binary(source: str, name: str, capability: str) -> Future[tuple[bytes, str]]:
-    """The compiled source, and the kernel's name in it. It is loaded by who asks: in the thread
-    that compiles PyTorch has no device."""
+    """The compiled source, and the kernel's name in it. Whoever asks loads it: the thread that
+    compiles has no device."""
     # Not public in PyTorch 2.11, 2.13 and 2.14, where it takes and returns the same.
     from torch.cuda._utils import _nvrtc_compile
 

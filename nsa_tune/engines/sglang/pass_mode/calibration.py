@@ -50,11 +50,12 @@ then all take as long."""
 _SMALLEST = 64
 """Smaller graphs are not measured: all of them wait for the host."""
 _RUNS = 2
-"""The least counts. Comparing has warmed them up: of 113 none took 1.5 times its second run."""
+"""The shorter counts. Comparing has warmed up: of 113 first runs none took 1.5 times as long."""
 _STEADY, _GPU_BOUND, _AT_ONCE = 1.05, 1.3, 15.0
-"""A pass runs once if launching it takes at most so many times the least that this way took before;
-or if it takes so many times its launch, and so many times what that did beyond this least, such as
-compiling. Of 54 such passes of a start 53 took at most 1.06 times what they took next, one 1.27."""
+"""A pass runs once if its launch takes at most _STEADY times this way's shortest launch so far; or
+if the pass takes _GPU_BOUND times its launch, and _AT_ONCE times what the launch takes beyond that
+shortest one (to compile, say). Of 54 such passes 53 took up to 1.06 times what they took next, one
+1.27 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,11 @@ def measure(runner: Any, steering: Steering, cases: Iterable[Case]) -> list[Pass
             count = len(case.lens)
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
             with made_up.page_tables(runner, [case.longest] * count):
-                time, of = case.unmeasured(most), attrgetter("mode", "selects")
-                before = [one.host_us or 0.0 for one in times if of(one) == of(time)]
+                unmeasured, kind = case.unmeasured(most), attrgetter("mode", "selects")
+                before = [one.host_us or 0.0 for one in times if kind(one) == kind(unmeasured)]
                 took_us = _timed_us(runner, steering, case.mode, batch, min(before, default=0.0))
             if took_us is not None:
-                times.append(replace(time, pass_us=took_us[0], host_us=took_us[1]))
+                times.append(replace(unmeasured, pass_us=took_us[0], host_us=took_us[1]))
     return times
 
 

@@ -253,7 +253,7 @@ def _judged(
 ) -> Proof:  # fmt: skip
     """`flags`: how far SGLang's own passes without a graph are from those with one."""
     flag = max(filter(math.isfinite, flags))
-    # Else nothing has run twice: what SGLang differs by from run to run is within `flag`.
+    # By default nothing runs twice: what SGLang differs by from run to run is part of `flag`.
     exactly = asked_for(SAME_NUMERICS)
     bound = max(repeated) if exactly else min(max(_LEAST, _FACTOR * flag), _MOST)
     wrong = {of: "no batch to compare it by has room" for of in kernels if of not in errors}
