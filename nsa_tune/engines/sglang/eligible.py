@@ -149,10 +149,6 @@ def _unknown(engine: Engine) -> bool:
         return True
 
 
-def _nothing_to_copy(engine: Engine) -> bool:
-    return not (reads_back(engine.backend) or pads(engine.backend))
-
-
 def reads_back(backend: Any) -> bool:
     """Whether prefixes are read back: the pool is packed fp8."""
     return bool(backend.dsa_kv_cache_store_fp8)
@@ -164,8 +160,9 @@ def pads(backend: Any) -> bool:
     return heads < PADDED_HEADS and PADDED_HEADS % heads == 0
 
 
-def _unhooked(methods: Callable[[Engine], Sequence[object]]) -> Callable[[Engine], bool]:
-    return lambda engine: not all(map(hooks_on, methods(engine)))
+def _unhooked(methods: Callable[[Engine], Sequence[object]], *parts: Part) -> Row:
+    reason = "a hook that is not in place"
+    return _row(reason, lambda engine: not all(map(hooks_on, methods(engine))), *parts)
 
 
 _OFF = (Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE)
@@ -335,51 +332,36 @@ ROWS: tuple[Row, ...] = (
         Part.TOPK, Part.SPARSE,
     ),
     _row(
-        "a bf16 pool and as many heads as the kernel takes: nothing is copied", _nothing_to_copy,
-        Part.COPIES,
+        "a bf16 pool and as many heads as the kernel takes: nothing is copied",
+        lambda engine: not (reads_back(engine.backend) or pads(engine.backend)), Part.COPIES,
     ),
     _row(
         "another `--dsa-decode-backend` than `fa3`",
         lambda engine: str(engine.backend.dsa_decode_impl) != "fa3", Part.DECODE,
     ),
-    _row(
-        "a hook that is not in place", _unhooked(lambda engine: [
-            type(engine.backend.dsa_topk_backend).topk_transform
-        ]),
-        Part.TOPK,
-    ),
-    _row(
-        "a hook that is not in place", _unhooked(lambda engine: [
-            type(engine.backend)._forward_flashmla_sparse
-        ]),
-        Part.COPIES,
-    ),
-    _row(
-        "a hook that is not in place",
-        _unhooked(lambda engine: [type(engine.backend)._forward_fa3]), Part.DECODE,
-    ),
+    _unhooked(lambda engine: [type(engine.backend.dsa_topk_backend).topk_transform], Part.TOPK),
+    _unhooked(lambda engine: [type(engine.backend)._forward_flashmla_sparse], Part.COPIES),
+    _unhooked(lambda engine: [type(engine.backend)._forward_fa3], Part.DECODE),
     # The one without the other would replay a graph with another graph's metadata.
-    _row(
-        "a hook that is not in place", _unhooked(lambda engine: [
+    _unhooked(
+        lambda engine: [
             type(engine.graphs.backend).replay,
             type(engine.graphs)._prepare_forward_metadata_for_replay,
-        ]),
+        ],
         Part.DENSE, Part.SPARSE,
     ),
-    _row(
-        "a hook that is not in place",
-        lambda engine: (
-            not _has_indexer(engine)
-            and not hooks_on(import_module(DENSE_PATHS)._handle_attention_backend)
-        ),
+    _unhooked(
+        lambda engine: [] if _has_indexer(engine) else [
+            import_module(DENSE_PATHS)._handle_attention_backend
+        ],
         Part.PASSES,
     ),
     # Without both, sparse attention by the dummy batch's selection would be captured.
-    _row(
-        "a hook that is not in place", _unhooked(lambda engine: [
+    _unhooked(
+        lambda engine: [
             type(engine.backend).forward_extend,
             import_module(INDEXER).Indexer._forward_cuda_k_only,
-        ]),
+        ],
         Part.DENSE_MLA, Part.SPARSE,
     ),
 )  # fmt: skip
