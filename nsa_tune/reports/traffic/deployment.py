@@ -15,6 +15,7 @@ from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
 from nsa_tune.autotune.workload.requests import read_requests
 from nsa_tune.autotune.workload.simulation import SchedulerConfig
 from nsa_tune.backend.baselines import DEFAULT_BASELINE, VLLM_0_33_0
+from nsa_tune.backend.baselines.sglang_0_5_23 import V4_GRAPHS
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import REUSING, profile_of
@@ -88,10 +89,10 @@ class Deployment:
         settings = settings or EngineSettings()
         self.served = model
         shapes, selecting = REUSING.get(model, (model, None))
-        if profile_of(shapes).family != "dsa":
-            raise UsageError(
-                f"passes of {model} are not priced: `nsa-tune report` says what attention takes"
-            )
+        if (family := profile_of(shapes).family) != "dsa":
+            more = f". {V4_GRAPHS}" * (launch.engine == "sglang" and family == "v4")
+            text = f"passes of {model} are not priced: `nsa-tune report` says what attention takes"
+            raise UsageError(f"{text}{more}")
         all_heads = profile_of(shapes).heads
         asked = _agreed("--kv-dtype", kv_dtype, launch.kv_dtype, "--kv-cache-dtype")
         self.kv_is_given, self.kv_dtype = asked is not None, asked or "bf16"

@@ -471,7 +471,8 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
     [
         (("--engine-version", "0.4.0"), "0.4.0"),
         (("--engine", "vllm", "--engine-version", "0.1.0"), "0.1.0"),
-        (("--model", "deepseek-v4", "--kv-dtype", "fp8"), "deepseek-v4 are not priced"),
+        (("--model", "deepseek-v4"), "takes. Prefills of V4 Flash took 44% less by --"),
+        (("--model", "deepseek-v4", "--engine", "vllm"), "says what attention takes\n"),
         (("--model", "kimi-k2", "--ttft-p90", "2s"), "kimi-k2 are not priced"),
         (("--trace", "/nowhere"), "cannot be read"),
         (("--flags", "--model-path meta-llama/Llama-3"), "Llama-3 names no known model"),

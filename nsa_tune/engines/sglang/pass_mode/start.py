@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from nsa_tune import __version__
+from nsa_tune.backend.baselines.sglang_0_5_23 import V4_GRAPHS
 from nsa_tune.backend.hardware.detect import cpu_name
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang import attempt, say_once
@@ -114,12 +115,16 @@ def drop_unproven_table(runner: Any) -> None:
 
 def _why_not(runner: Any) -> str | None:
     """Why all passes of a model runner run as SGLang has them; None where they need not."""
-    reason = why_not(Part.PASSES, Engine.of(runner))
+    engine = Engine.of(runner)
+    reason = why_not(Part.PASSES, engine)
     if reason is None:
         try:
             facts_of(runner.attn_backend, runner)
         except LeftAlone as error:
             return str(error)
+    elif "than DSA" in reason and not hasattr(engine.graphs, "capture_num_tokens"):
+        named = getattr(runner.model_config.hf_config, "architectures", None) or ()
+        return f"{reason}. {V4_GRAPHS}" if "DeepseekV4ForCausalLM" in named else reason
     return reason
 
 
@@ -204,8 +209,7 @@ def _kernels(runner: Any, wanted: Mapping[PassTime, Case]) -> dict[str, str]:
     found = {}
     for time, case in wanted.items():
         if time.mode is PassMode.TABLE_KERNEL:
-            prefix_lens = [case.prefix] * len(case.lens)
-            kernel = chosen(runner.attn_backend, prefix_lens, [*case.lens])
+            kernel = chosen(runner.attn_backend, [case.prefix] * len(case.lens), [*case.lens])
             if kernel is not None:
                 found[kernel_place(time)] = kernel
     return found

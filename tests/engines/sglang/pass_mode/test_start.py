@@ -14,12 +14,10 @@ import pytest
 
 from nsa_tune.engines.plugin import wrapped
 from nsa_tune.engines.sglang import last_start, switch
+from nsa_tune.engines.sglang.eligible import why_not
 from nsa_tune.engines.sglang.pass_mode import start as module
 from nsa_tune.engines.sglang.pass_mode.calibration import Case
-from nsa_tune.engines.sglang.pass_mode.hooks import (
-    around_forward,
-    around_init_graphs,
-)
+from nsa_tune.engines.sglang.pass_mode.hooks import around_forward, around_init_graphs
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import Proof
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
@@ -35,7 +33,7 @@ from tests.engines.sglang.pass_mode.fakes import (
 )
 
 KEY = {"gpu": "made up", "prefill_sizes": [512], "decode_sizes": [256], "whole_pass_sizes": {}}
-_key = module._key
+_key, _why_not = module._key, module._why_not
 RIGHT = Proof(dict.fromkeys(PassMode, 0.01), 0.05, {})
 MEASURED = [
     PassTime(PassMode.ENGINE, 512, 20000, 100_000.0, selects=True),
@@ -454,15 +452,13 @@ def test_an_error_while_looking_at_the_engine_leaves_it_alone(
     assert _modes(_started()) == [Mode.EXTEND]
 
 
-def test_an_engine_with_a_reason_against_it_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_why_not", lambda runner: "it is Tuesday")
-    with caplog.at_level("INFO"):
-        runner = _started()
-
-    assert _modes(runner) == [Mode.EXTEND]
-    assert "decides by itself how prefills run: it is Tuesday" in caplog.text
+def test_v4_is_told_of_prefill_graphs_where_none_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "why_not", why_not)
+    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["DeepseekV4ForCausalLM"]))
+    runner = SimpleNamespace(attn_backend=object(), model_config=config)
+    assert "by --cuda-graph-backend-prefill breakable" in str(_why_not(runner))
+    runner.prefill_cuda_graph_runner = SimpleNamespace(capture_num_tokens=[8])
+    assert "breakable" not in str(_why_not(runner))
 
 
 def test_an_engine_without_prefill_graphs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,9 +474,10 @@ def test_an_engine_without_prefill_graphs_is_left_alone(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("change", ["a reason against it", "an error"])
 def test_an_engine_that_captures_anew_and_is_left_alone_is_not_steered_by_old_graphs(
-    change: str, monkeypatch: pytest.MonkeyPatch
+    change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = _started()
+    caplog.set_level("INFO")
 
     def found(runner: Any) -> str:
         if change == "an error":
@@ -491,6 +488,7 @@ def test_an_engine_that_captures_anew_and_is_left_alone_is_not_steered_by_old_gr
     runner.init_cuda_graphs()
 
     assert _modes(runner) == [Mode.EXTEND]
+    assert change == "an error" or "how prefills run: it is Tuesday" in caplog.text
 
 
 def test_while_an_engine_captures_anew_nothing_is_steered(monkeypatch: pytest.MonkeyPatch) -> None:
