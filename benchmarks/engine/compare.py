@@ -82,7 +82,7 @@ def head_table(engines: Sequence[Engine]) -> DisplayTable:
             engine.label, str(document["kv_dtype"]), str(gpu.get("name", "")),
             str(gpu.get("driver_version", "")), str(versions.get("sglang", "")),
             str(versions.get("torch", "")), str(tune["commit"] or tune["sources"])[:12],
-            str(document["started_as"]), str(document.get("start_s", "")),
+            str(document["started_as"]), str(document.get("up_s", document.get("start_s", ""))),
             ", ".join(document["errors"]) or "none",
         ))  # fmt: skip
     columns = (
