@@ -100,3 +100,11 @@ def _compare(runner: Any, swaps: Iterable[KernelSwap]) -> None:
     with spent("comparing kernels"):
         for swap in swaps:
             attempt("comparing kernels", swap.start, runner)
+        # PyTorch would keep the scores that keys are selected by for itself.
+        attempt("releasing memory", _release)
+
+
+def _release() -> None:
+    import torch
+
+    torch.cuda.empty_cache()

@@ -466,10 +466,13 @@ def test_an_engine_without_prefill_graphs_is_left_alone(monkeypatch: pytest.Monk
         self.prefill_cuda_graph_runner = None
 
     monkeypatch.setattr(Runner, "init_cuda_graphs", wrapped(none, around_init_graphs))
+    released: list[bool] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: released.append(True))
     runner = Runner()
     runner.init_cuda_graphs()
 
     assert _modes(runner) == [Mode.EXTEND]
+    assert released, "kernels were compared all the same"
 
 
 @pytest.mark.parametrize("change", ["a reason against it", "an error"])
