@@ -435,14 +435,10 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
         assert backend._nsa_tune_prefill.shared_keys.share == 1
         backend._nsa_tune_prefill.shared_keys.share = 0.0
     assert _kernel(engine, backend, few) == before, "its host may have more to do by unions"
-
-
-def test_a_pass_that_cannot_be_steered_is_looked_at_no_more(engine: Engine, wheel: Wheel) -> None:
-    backend, _ = _glm5(engine, wheel)
-    start_looking(SimpleNamespace(attn_backend=backend))
+    start_looking(runner)
     backend._nsa_tune_prefill.answers = None
-    engine.decided(backend, engine.batch([30720], [8192]))
-    assert not {"_nsa_tune_prefill", "forward_extend"} & set(vars(backend))
+    engine.decided(backend, batch)
+    assert "forward_extend" not in vars(backend), "it cannot be steered"
 
 
 def test_a_kernel_is_compared_by_its_name_and_left_out_for_good(
