@@ -8,6 +8,7 @@ worker pushes what it has when it starts, and what is known already does not cou
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -29,10 +30,10 @@ from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.hardware.visible import visible_gpus
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db.contents import read_contents
+from nsa_tune.db.exchange import merge
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from nsa_tune.fleet.push import push_table
+from nsa_tune.db.text_table import format_table
 from nsa_tune.remote.client import Client, Refused, reading
 
 _BEATS_A_LEASE = 4
@@ -48,7 +49,7 @@ _FACTS: Mapping[str, tuple[type, ...]] = {
     "kv_layout": (str,), "budget_s": (float, int, type(None)), "fresh": (bool,),
 }  # fmt: skip
 """What a worker reads of a job beside its points, and of which kind it is."""
-_OF_A_TABLE = "gpu", "model", "heads", "kv_layout"
+_TABLE = re.compile("/v1/tables/[0-9a-f]{64}")
 _NOT_MINE, _NO_ENTRY = 409, (401, 403)
 """Answers of the service: the job went to somebody else; the token does not suffice."""
 
@@ -270,22 +271,27 @@ class _Job:
 
     def _take_over(self, folder: Path) -> None:
         """What others measured of this job, so that it is not measured again."""
-        path = folder / "service.db"
-        path.write_bytes(self._client.get(f"/v1/database?{self._query}"))
-        with Store.open(self._database) as store:
-            for contents in read_contents(path):
-                if self._is_mine(contents.table.key):
-                    store.unite(contents, path.name)
+        for url in self._urls():
+            path = folder / "service.tsv"
+            path.write_bytes(self._client.get(url))
+            with Store.open(self._database) as store:
+                merge(store, path)
 
-    def _is_mine(self, key: Key) -> bool:
-        """Whether `key` is of this job, measured as here."""
-        return self._here.owns(key) and all(
-            getattr(key, name) == self._facts[name] for name in _OF_A_TABLE
-        )
+    def _urls(self) -> list[str]:
+        """Of the service's tables of this job that were measured as here."""
+        wanted = {name: self._facts[name] for name in ("gpu", "model", "heads", "kv_layout")}
+        wanted |= {"driver": self._here.driver, "libraries": dict(self._here.libraries)}
+        tables = self._client.document(f"/v1/tables?{self._query}")
+        with reading():
+            urls = [table["url"] for table in tables["tables"] if wanted.items() <= table.items()]
+            if not all(_TABLE.fullmatch(url) for url in urls):
+                raise ValueError(f"addresses of tables are {urls!r}"[:_LONGEST_MESSAGE])
+        return urls
 
     @property
     def _query(self) -> str:
-        return urlencode({name: self._facts[name] for name in _OF_A_TABLE})
+        names = ("gpu", "model", "heads", "kv_layout")
+        return urlencode({name: self._facts[name] for name in names})
 
     def _trace(self, folder: Path) -> Path | None:
         """What engines run of this table, if the service knows."""
@@ -341,14 +347,20 @@ class _Job:
         for table in self._tables():
             state = len(table.measurements), table.measured_at
             if self._pushed.get(table.key) != state:
-                push_table(client, table)
+                client.post("/v1/tables", format_table(table).encode())
                 self._pushed[table.key] = state
 
     def _tables(self) -> list[Table]:
+        names = ("gpu", "model", "heads", "kv_layout")
         try:
-            return [table for table in read_database(self._database) if self._is_mine(table.key)]
+            tables = read_database(self._database)
         except StoreMissing:
             return []
+        return [
+            table for table in tables
+            if self._here.owns(table.key)
+            and all(getattr(table.key, name) == self._facts[name] for name in names)
+        ]  # fmt: skip
 
     def _end(self, how: str, message: str) -> None:
         told = {**self._words(), "message": _one_line(message)}
@@ -389,12 +401,15 @@ def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str]
     added = 0
     for table in tables:
         try:
-            added += push_table(client, table)
+            answer = client.post("/v1/tables", format_table(table).encode())
         except Refused as error:
             if error.passing or error.status in _NO_ENTRY:
                 raise
             # It stays here; the others shall not wait for it.
             told(f"the service does not take the table {table.key.digest}: {error}")
+            continue
+        with reading():
+            added += int(answer["added"])
     if added:
         rows = counted(added, "measurement")
         told(f"pushed {rows} that an earlier worker had left in {request.database}")

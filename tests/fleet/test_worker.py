@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -491,6 +492,26 @@ def test_a_job_of_another_server_is_refused_in_a_sentence(
     monkeypatch.setattr(Client, "post", lambda *_: answer)
     with pytest.raises(Refused, match=r"is it a service of nsa-tune\?"):
         host.work()
+
+
+@pytest.mark.parametrize("url", [".evil.org/x", "@evil.org/", "/v1/tables/../x", ":9/", "//e/"])
+def test_the_token_goes_to_no_address_that_an_answer_makes_up(
+    url: str, service: Served, host: Host, runs: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    table = {**{name: getattr(KEY, name) for name in ("gpu", "model", "heads", "kv_layout")},
+             "driver": KEY.driver, "libraries": dict(KEY.libraries), "url": url}  # fmt: skip
+
+    def get(self: Client, path: str) -> bytes:
+        asked.append(path)
+        return json.dumps({"tables": [table]}).encode()
+
+    monkeypatch.setattr(Client, "get", get)
+    _add(service)
+    host.work()
+    assert url not in asked
+    assert runs == []
+    assert "addresses of tables are" in host.said[-1]
 
 
 @pytest.mark.parametrize(
