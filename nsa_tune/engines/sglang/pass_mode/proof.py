@@ -68,6 +68,8 @@ class Proof:
 
     def why(self, mode: str) -> str:
         """What is known of a way that is right, in words; it must be in `errors`."""
+        if not self.errors[mode]:
+            return "its logits equal SGLang's own in all batches that were compared"
         return f"its logits differ by {self.errors[mode]:.3f}, {self.bound:.3f} are allowed"
 
 
