@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from nsa_tune.db import places
-from nsa_tune.db.exchange import merge, write_text
+from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
 from tests.reports.browsing import ARGUMENTS, BROWSER
 from tests.reports.synthetic import real_table
@@ -68,7 +68,7 @@ def _measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(path) as store:
         for heads in (128, 16):
             write_text(real_table(heads=heads), text)
-            merge(store, text)
+            import_text(store, text)
     return path
 
 

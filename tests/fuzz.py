@@ -41,8 +41,8 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.checks import Check, read_checks
-from nsa_tune.db.contents import read_contents
-from nsa_tune.db.exchange import merge, write_text
+from nsa_tune.db.exchange import import_text, write_text
+from nsa_tune.db.history import read_histories
 from nsa_tune.db.places import shipped
 from nsa_tune.db.reader import keys_in, newest_in, read_database
 from nsa_tune.db.runs import newest_of, run_table, runs_of, state_of
@@ -55,9 +55,9 @@ from nsa_tune.fleet.service.jobs.queue import Jobs
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.tables import uploads
 from nsa_tune.fleet.service.tables.bodies import of_keys
 from nsa_tune.fleet.service.tables.index import Held, Index
+from nsa_tune.fleet.service.tables.uploads import checked, merge
 from nsa_tune.remote.address import Address
 from nsa_tune.remote.fetching import fetched
 from nsa_tune.reports.analysis.report import build
@@ -69,7 +69,7 @@ Case: TypeAlias = Callable[[Random, Path], bool]
 """Runs one case in a folder; True when what was read was used."""
 
 _READERS: tuple[Callable[[Path], object], ...] = (
-    read_database, read_contents, read_checks, keys_in, newest_in, state_of, runs_of, newest_of,
+    read_database, read_histories, read_checks, keys_in, newest_in, state_of, runs_of, newest_of,
     lambda path: run_table(path, 1), lambda path: _held(path).keys,
 )  # fmt: skip
 _QUICK = frozenset({"trace", "log", "http"})
@@ -195,7 +195,7 @@ def _good_database() -> bytes:
         with Store.open(path) as store:
             for number, table in enumerate(_good()):
                 text.write_text(_good_text(number))
-                merge(store, text)
+                import_text(store, text)
                 store.add_check(Check(table.key.digest, "1", (), "2026", True, 0.0, ()))
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")
@@ -248,7 +248,7 @@ def _text(random: Random, folder: Path) -> bool:
             as_json(build([table])).encode()
         if random.random() < 0.1:
             with Store.open(folder / "b.db") as store:
-                merge(store, path)
+                import_text(store, path)
     return _use(path, number, random)
 
 
@@ -440,7 +440,7 @@ def _upload(random: Random, folder: Path) -> bool:
     upload = folder / "x.tsv"
     upload.write_bytes(text.encode("utf-8", "replace"))
     with Store.open(path) as store:
-        uploads.merge(store, upload, uploads.checked(upload))
+        merge(store, upload, checked(upload))
     try:
         found = read_database(path)
         with closing(Index(path)) as index:

@@ -6,16 +6,17 @@ What many hosts have measured is merged in any order and however often: the same
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
-from nsa_tune._errors import StoreError, StoreReadOnly, UsageError
+from nsa_tune._errors import NoTunedData, StoreError, StoreReadOnly, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import read_checks
-from nsa_tune.db.contents import read_contents
+from nsa_tune.db.history import history_of, read_histories
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table
+from nsa_tune.db.text_table import format_row, format_table, read_text
 
 
 def write_text(table: Table, path: Path) -> None:
@@ -38,6 +39,24 @@ def write_text(table: Table, path: Path) -> None:
         raise StoreReadOnly(f"{path} cannot be written: {error.strerror}") from error
 
 
+def import_text(store: Store, path: Path) -> int:
+    """As `merge`, without rows that are in `store` with the same rounded values: a text table that
+    came from it may have lost the times of its rows. How many are new.
+
+    Raises:
+        StoreError: when the file cannot be read, or the database not written.
+    """
+    table = read_text(path)
+    try:
+        known = {format_row(measurement) for measurement in store.table(table.key).measurements}
+    except NoTunedData:
+        known = set()
+    new = tuple(row for row in table.measurements if format_row(row) not in known)
+    if not new and not table.limits:
+        return 0
+    return store.unite(history_of(replace(table, measurements=new), {"import": path.name}))
+
+
 class Merged(NamedTuple):
     """What one file came to."""
 
@@ -46,7 +65,7 @@ class Merged(NamedTuple):
     added: int
     """Measurements that were new."""
     known: int
-    """Measurements that were there, or that others go before."""
+    """Measurements that were there, or that others of the same time go before."""
 
 
 def merge(store: Store, path: Path) -> Merged:
@@ -60,12 +79,12 @@ def merge(store: Store, path: Path) -> Merged:
     """
     if path.exists() and store.path.exists() and path.samefile(store.path):
         raise StoreError(f"{path} is the database that is merged into; give other files")
-    found = read_contents(path)
-    added = sum(store.unite(contents, path.name) for contents in found)
+    histories = read_histories(path)
+    added = sum(map(store.unite, histories))
     if path.suffix != ".tsv":
         stored = set(map(repr, read_checks(store.path)))
         for check in read_checks(path):
             if repr(check) not in stored:
                 store.add_check(check)
-    total = sum(len(contents.table.measurements) for contents in found)
-    return Merged(tuple(contents.table.key for contents in found), added, total - added)
+    total = sum(len(run.rows) for history in histories for run in history.runs)
+    return Merged(tuple(history.key for history in histories), added, total - added)

@@ -42,8 +42,8 @@ _DEVICE = (
     "ORDER BY started_at DESC, arch, sms, shared_memory_optin, memory, l2 LIMIT 1"
 )
 _LIMITS = (
-    "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
-    "WHERE key_id = ? ORDER BY found_at, limits.id"
+    "SELECT name, value FROM limits JOIN runs ON runs.id = run_id WHERE key_id = ? "
+    "ORDER BY found_at, limits.id"
 )
 _NEWEST = "SELECT max(measured_at) FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ?"
 _ROWS = (
@@ -57,16 +57,6 @@ MOST_STORED = 2**18
 """Measurements of one key that are read, older ones among them."""
 MOST_KEYS = 4096
 """Tables of one database that are read."""
-
-
-class Limit(NamedTuple):
-    """One limit that a probe found."""
-
-    name: str
-    value: int
-    past: str
-    """What happened behind it."""
-    found_at: str
 
 
 class Filter(Protocol):
@@ -270,23 +260,20 @@ def _head_of(
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:
         raise ValueError("a key without a device")
-    limits = newest_limits(connection, number, version)
-    values = {name: limit.value for name, limit in limits.items()}
-    return Table(key, device(facts), (), str(path), measured_at, values)
+    limits = limits_of(connection, number, version)
+    return Table(key, device(facts), (), str(path), measured_at, limits)
 
 
-def newest_limits(
+def limits_of(
     connection: sqlite3.Connection, number: int, version: int = SCHEMA_VERSION
-) -> dict[str, Limit]:
+) -> dict[str, int]:
     """The limits that probes found under the key with this `number`, the newest of each name.
 
     Raises:
         ValueError: when a row is not what nsa-tune writes.
     """
-    if version < _LIMITS_SINCE:
-        return {}
-    rows = connection.execute(_LIMITS, [number]).fetchmany(MOST_STORED)
-    return {row[0]: Limit(*checked(_LIMIT, row)) for row in rows}
+    rows = connection.execute(_LIMITS, [number]) if version >= _LIMITS_SINCE else ()
+    return {text_of(name): count_of(value) for name, value in rows}
 
 
 def key_of(facts: Sequence[object]) -> Key:
@@ -309,5 +296,4 @@ def _libraries(libraries: object) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-_LIMIT = (text_of, count_of, text_of, text_of)
 _KEY = (text_of, text_of, _libraries, text_of, count_of, text_of, text_of)

@@ -21,16 +21,29 @@ from nsa_tune.db.connection import (
     schema_version,
     store_errors,
 )
-from nsa_tune.db.contents import Contents, rows_that_count
-from nsa_tune.db.reader import Limit, newest_limits, table_of
+from nsa_tune.db.history import History, Limit, PastRun, order_of
+from nsa_tune.db.reader import limits_of, table_of
 from nsa_tune.db.rows import id_of, insert, insert_all
 from nsa_tune.db.schema.migrations import migrate
+from nsa_tune.db.text_table import checked_measurement
 
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
 _WHOLLY_CHECKED = 2**26
 """Bytes of a database whose every page is looked at when it is opened: half a second of them."""
+_ENDED = (
+    "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
+)
 _END = "UPDATE runs SET ended_at = ?, outcome = ? WHERE id = ?"
+_STORED = (
+    "SELECT measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, error, "
+    "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
+    "ORDER BY measurements.id"
+)
+_LIMITS = (
+    "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ? ORDER BY limits.id"
+)
 _UNIT = """
     INSERT INTO units (run_id, unit, node, batches, ratio) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (run_id, unit) DO UPDATE SET
@@ -126,40 +139,40 @@ class Store(AbstractContextManager["Store"]):
         """The limits that probes found under `key`, the newest of each name."""
         with self._reading():
             number = self._key_number(key)
-            limits = {} if number is None else newest_limits(self._connection, number)
-        return {name: limit.value for name, limit in limits.items()}
+            return {} if number is None else limits_of(self._connection, number)
 
     def end_run(self, run: int, outcome: str) -> None:
         """Note how `run` ended: "done", "interrupted" or "budget"."""
         with self._writing():
             self._connection.execute(_END, [_now(), outcome, run])
 
-    def unite(self, contents: Contents, origin: str) -> int:
-        """Add what of `contents` counts more than what is here, all or nothing; how many
-        measurements.
+    def unite(self, history: History) -> int:
+        """Add what `history` has and this database has not, all or nothing; how many measurements.
 
         What then counts for each cell is the newest of both, in whatever order and however often
-        contents are added. `origin` names the file.
+        histories are added. Of two that were taken at the same time it is the greater by
+        `order_of`.
 
         Raises:
             StoreCorrupt: when the table would be larger than any that is read; nothing is added.
         """
-        table, connection = contents.table, self._connection
         with self._writing():
-            number = self._id_of_key(table.key)
-            run = self._id_of_run(number, contents, origin)
+            number = self._id_of_key(history.key)
             with damage_errors(self.path):
-                known = table_of(connection, self.path, number, table.key)
-                limits = newest_limits(connection, number)
-            rows = [_row(run, at, row) for at, row in rows_that_count(table, known)]
-            insert_all(connection, "measurements", rows)
-            new = [limit for limit in contents.limits if _counts(limit, limits.get(limit.name))]
-            insert_all(connection, "limits", [{"run_id": run, **each._asdict()} for each in new])
+                newest, limits = self._cells(number), self._limits(number)
+            added = 0
+            for past in history.runs:
+                run = self._id_of_run(number, past)
+                rows = [_row(run, at, row) for at, row in past.rows if _counts(newest, at, row)]
+                insert_all(self._connection, "measurements", rows)
+                new = [limit._asdict() for limit in past.limits if _is_new(limits, limit)]
+                insert_all(self._connection, "limits", [{"run_id": run, **row} for row in new])
+                added += len(rows)
             try:
-                table_of(connection, self.path, number, table.key)
+                table_of(self._connection, self.path, number, history.key)
             except ValueError as error:
-                raise StoreCorrupt(f"the table {table.key.digest} is refused: {error}") from error
-        return len(rows)
+                raise StoreCorrupt(f"the table {history.key.digest} is refused: {error}") from error
+        return added
 
     def _id_of_key(self, key: Key) -> int:
         identity = {
@@ -169,17 +182,31 @@ class Store(AbstractContextManager["Store"]):
         }
         return id_of(self._connection, "keys", identity)
 
-    def _id_of_run(self, number: int, contents: Contents, origin: str) -> int:
-        """The run that stands for `contents`, put there where it is new."""
-        identity = {
+    def _id_of_run(self, number: int, past: PastRun) -> int:
+        """The run of the key with this `number` that is `past`, put there where it is new."""
+        identity: dict[str, object] = {
             "key_id": number,
-            "device_id": id_of(self._connection, "devices", asdict(contents.table.device)),
-            "arguments": json.dumps({"import": origin}),
-            "started_at": contents.began,
-            "ended_at": contents.began,
-            "outcome": "done",
+            "device_id": id_of(self._connection, "devices", asdict(past.device)),
+            "arguments": past.arguments,
+            "started_at": past.started_at,
         }
-        return id_of(self._connection, "runs", identity)
+        run = id_of(self._connection, "runs", identity)
+        # It may have ended since it was added.
+        self._connection.execute(_ENDED, [past.ended_at, past.outcome, run])
+        return run
+
+    def _cells(self, number: int) -> dict[tuple[str, ...], Measurement]:
+        """By cell and time of measurement, what counts of it, under the key with this `number`."""
+        cells: dict[tuple[str, ...], Measurement] = {}
+        for at, *row in self._connection.execute(_STORED, [number]):
+            measurement = checked_measurement(*row)
+            cells[_cell(at, measurement)] = measurement
+        return cells
+
+    def _limits(self, number: int) -> dict[tuple[str, str], Limit]:
+        """By name and time, the limits under the key with this `number`."""
+        rows = self._connection.execute(_LIMITS, [number]).fetchall()
+        return {(row[0], row[3]): Limit(*row) for row in rows}
 
     def add_check(self, check: Check) -> None:
         """Keep the outcome of a check; on the disk when this returns."""
@@ -272,9 +299,27 @@ def _row(run: int, at: str, measurement: Measurement) -> dict[str, object]:
     }
 
 
-def _counts(limit: Limit, known: Limit | None) -> bool:
-    """Whether `limit` counts more than what is known of it: the newer does, or the greater."""
-    return known is None or (limit.found_at, limit) > (known.found_at, known)
+def _cell(at: str, row: Measurement) -> tuple[str, ...]:
+    return row.point, row.batch, row.arm, at
+
+
+def _counts(newest: dict[tuple[str, ...], Measurement], at: str, row: Measurement) -> bool:
+    """Whether `row` counts more than what is known of its cell at that time; then it is known."""
+    cell = _cell(at, row)
+    known = newest.get(cell)
+    if known is not None and (known == row or order_of(known) >= order_of(row)):
+        return False
+    newest[cell] = row
+    return True
+
+
+def _is_new(known: dict[tuple[str, str], Limit], limit: Limit) -> bool:
+    """The same for a limit."""
+    cell = (limit.name, limit.found_at)
+    if cell in known and known[cell] >= limit:
+        return False
+    known[cell] = limit
+    return True
 
 
 def _make_directory(path: Path) -> None:

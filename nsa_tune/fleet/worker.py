@@ -30,7 +30,7 @@ from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.hardware.visible import visible_gpus
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db.exchange import merge
+from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
@@ -275,7 +275,7 @@ class _Job:
             path = folder / "service.tsv"
             path.write_bytes(self._client.get(url))
             with Store.open(self._database) as store:
-                merge(store, path)
+                import_text(store, path)
 
     def _urls(self) -> list[str]:
         """Of the service's tables of this job that were measured as here."""

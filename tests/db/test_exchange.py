@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreReadOnly
-from nsa_tune.db.exchange import merge, write_text
+from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
@@ -24,11 +24,44 @@ def test_a_table_goes_out_and_comes_back(tmp_path: Path) -> None:
 
     write_text(original, path)
     with Store.open(tmp_path / "nsa-tune.db") as store:
-        assert merge(store, path).added == 2
+        assert import_text(store, path) == 2
         imported = store.table(KEY)
 
     assert imported == replace(original, source=str(tmp_path / "nsa-tune.db"))
     assert [p.name for p in tmp_path.glob("*.tsv*")] == ["h100.tsv"]
+
+
+def test_importing_again_adds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "h100.tsv"
+    write_text(table(*ROWS), path)
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        import_text(store, path)
+
+        assert import_text(store, path) == 0
+
+
+def test_importing_ones_own_export_keeps_all_digits(tmp_path: Path) -> None:
+    path = tmp_path / "h100.tsv"
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128", latency_us=123.456789)])
+        write_text(store.table(KEY), path)
+
+        assert import_text(store, path) == 0
+        assert store.table(KEY).measurements[0].latency_us == 123.456789
+
+
+def test_an_old_table_does_not_hide_newer_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "h100.tsv"
+    old = "2020-01-01T00:00:00.000000+00:00"
+    write_text(table(ok("extend:0+128"), ok("extend:0+256"), measured_at=old), path)
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128", latency_us=90.0)])
+
+        assert import_text(store, path) == 2
+
+        latencies = {row.batch: row.latency_us for row in store.table(KEY).measurements}
+        assert latencies == {"extend:0+128": 90.0, "extend:0+256": 100.0}
+        assert import_text(store, path) == 0
 
 
 def test_a_damaged_text_adds_nothing(tmp_path: Path) -> None:
@@ -37,7 +70,7 @@ def test_a_damaged_text_adds_nothing(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with Store.open(tmp_path / "nsa-tune.db") as store:
         with pytest.raises(StoreCorrupt, match=r"h100\.tsv, line"):
-            merge(store, path)
+            import_text(store, path)
 
         assert read_database(store.path) == []
 
@@ -67,8 +100,8 @@ def test_limits_travel_with_a_table_and_do_not_replace_ones_own(tmp_path: Path) 
     assert read_text(path).limits == {"next_n": 2, "rows": 100}
     with Store.open(tmp_path / "nsa-tune.db") as store:
         store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (90, "SIGSEGV")})
-        merge(store, path)
-        merge(store, path)
+        import_text(store, path)
+        import_text(store, path)
         assert store.table(KEY).limits == {"rows": 90, "next_n": 2}
 
 

@@ -19,7 +19,7 @@ from nsa_tune import Dispatcher
 from nsa_tune._errors import NsaTuneError, StoreCorrupt, StoreError
 from nsa_tune.db import search
 from nsa_tune.db.connection import connect_read_only, store_errors
-from nsa_tune.db.exchange import merge
+from nsa_tune.db.exchange import import_text
 from nsa_tune.db.places import default_database, sources
 from nsa_tune.db.reader import Wanted, read_database
 from nsa_tune.db.store import Store
@@ -58,7 +58,7 @@ def test_a_pipe_is_refused_at_once(name: str, use: str, tmp_path: Path) -> None:
         "open": lambda: _open(pipe),
         "find": lambda: list(search.find(pipe, Wanted("x", "y", 1, "z"))),
         "select": lambda: select_tables(pipe, TableFilter()),
-        "import": lambda: merge(Store.open(tmp_path / "a.db"), pipe),
+        "import": lambda: import_text(Store.open(tmp_path / "a.db"), pipe),
         "read": lambda: read_key(pipe),
     }
     if use == "open":

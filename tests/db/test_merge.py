@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune._errors import StoreCorrupt, StoreError
-from nsa_tune.backend.types.records import Device, Measurement
+from nsa_tune.backend.types.records import Measurement
 from nsa_tune.db.checks import Check, read_checks
-from nsa_tune.db.contents import order_of
-from nsa_tune.db.exchange import merge, write_text
-from nsa_tune.db.reader import Limit, read_database
+from nsa_tune.db.exchange import import_text, merge, write_text
+from nsa_tune.db.history import Limit, PastRun, order_of, read_histories
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import content_of, format_table
 from tests.records import DEVICE, KEY, failed, ok, table
@@ -31,16 +31,6 @@ DEVICES = (DEVICE, replace(DEVICE, memory=DEVICE.memory - 1))
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Each example makes some ten databases, and a disk has to keep each commit."""
 CHECK = Check("ab", "580", (("torch", "2"),), TIMES[0], True, 0.01, ())
-
-
-class PastRun(NamedTuple):
-    """A run of some key, and what it stored."""
-
-    device: Device
-    started_at: str
-    rows: tuple[tuple[str, Measurement], ...]
-    """Each with the time when it was measured."""
-    limits: tuple[Limit, ...]
 
 
 class Source(NamedTuple):
@@ -94,7 +84,10 @@ _rows = st.builds(
 _runs = st.builds(
     PastRun,
     st.sampled_from(DEVICES),
+    st.just("{}"),
     st.sampled_from(TIMES),
+    st.none(),
+    st.none(),
     st.lists(st.tuples(st.sampled_from(TIMES), _rows), max_size=5).map(tuple),
     st.lists(
         st.builds(
@@ -177,6 +170,16 @@ def test_a_merge_counts_what_is_new(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+def test_older_rows_and_runs_are_kept_as_they_were(tmp_path: Path) -> None:
+    path = _database(tmp_path / "a.db", ok("extend:0+1", latency_us=123.456789))
+    _database(path, ok("extend:0+1", latency_us=90.0), at=TIMES[1])
+    with Store.open(tmp_path / "all.db") as store:
+        for _ in range(2):
+            merge(store, path)
+
+    assert read_histories(tmp_path / "all.db") == read_histories(path)
+
+
 def test_rows_of_a_text_that_has_grown_keep_their_times(tmp_path: Path) -> None:
     path = _database(tmp_path / "a.db", ok("extend:0+1"))
     _database(path, ok("extend:0+2"), at=TIMES[2])
@@ -196,8 +199,8 @@ def test_what_is_imported_keeps_its_times(tmp_path: Path) -> None:
     _database(path, ok("extend:0+2"), at=TIMES[2])
     (text,) = _as_text(path)
     with Store.open(tmp_path / "b.db") as store:
-        assert merge(store, text).added == 2
-        assert merge(store, text).added == 0
+        assert import_text(store, text) == 2
+        assert import_text(store, text) == 0
         table = store.table(KEY)
     assert {row.batch: table.time_of(row) for row in table.measurements} == {
         "extend:0+1": TIMES[0], "extend:0+2": TIMES[2],
@@ -251,6 +254,17 @@ def test_what_would_make_a_table_unreadable_is_not_merged(tmp_path: Path) -> Non
             merge(store, other)
 
         assert read_database(store.path) == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"points": [["a"]], "b": {}}', "[" * 9999])
+def test_strange_arguments_of_a_run_are_left_out(text: str, tmp_path: Path) -> None:
+    path = _database(tmp_path / "a.db", ok("extend:0+1"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE runs SET arguments = ?", [text])
+        connection.commit()
+    with Store.open(tmp_path / "all.db") as store:
+        assert merge(store, path).added == 1
+        assert len(store.current(KEY)) == 1
 
 
 def test_checks_are_taken_over_once(tmp_path: Path) -> None:

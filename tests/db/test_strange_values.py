@@ -14,7 +14,7 @@ from nsa_tune import Batch, Dispatcher, NsaTuneError
 from nsa_tune.db import connection as opening
 from nsa_tune.db import places
 from nsa_tune.db.checks import Anchor, Check, read_checks
-from nsa_tune.db.contents import read_contents
+from nsa_tune.db.history import read_histories
 from nsa_tune.db.reader import keys_in, read_database
 from nsa_tune.db.runs import newest_of, run_table, runs_of, state_of
 from nsa_tune.db.store import Store
@@ -25,7 +25,7 @@ from tests.shell import Shell
 CELLS = [(table, column) for table, columns in COLUMNS.items() for column in columns]
 STRANGE = (None, "[1]", -1, 0.5, b"\xff")
 READERS: tuple[Callable[[Path], object], ...] = (
-    read_database, keys_in, read_contents, read_checks, runs_of, newest_of, state_of,
+    read_database, keys_in, read_histories, read_checks, runs_of, newest_of, state_of,
     lambda path: run_table(path, 1),
 )  # fmt: skip
 
@@ -144,4 +144,4 @@ def test_many_tables_are_read_where_one_could_not_take_so_long(
     monkeypatch.setattr(opening, "_STEPS", 100)
 
     assert len(read_database(path)) == 100
-    assert len(read_contents(path)) == 100
+    assert len(read_histories(path)) == 100

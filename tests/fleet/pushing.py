@@ -23,7 +23,7 @@ def main() -> None:
     key = replace(H200_KEY, heads=heads)
     added = 0
     for push in range(1, pushes + 1):
-        added += client.post("/v1/tables", text_of(grown(push, key)))["added"]
+        added += client.post("/v1/tables", text_of(grown(push, key, minute=push)))["added"]
     sys.stdout.write(json.dumps({"added": added}))
 
 

@@ -94,16 +94,14 @@ def db_import(
     file: Annotated[Path, typer.Argument(help="Text table that `db export` wrote.")],
     database: DatabaseToWrite = None,
 ) -> None:
-    """Add a text table to a database. Of each arm on each batch the newest measurement counts."""
-    from nsa_tune.db.contents import contents_of
+    """Add a text table to a database. Measurements that are already there stay unchanged."""
+    from nsa_tune.db.exchange import import_text
     from nsa_tune.db.store import Store
-    from nsa_tune.db.text_table import read_text
 
     if _is_database(file):
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or places.database_to_write()) as store:
-        # Whatever the file is called.
-        added = store.unite(contents_of(read_text(file)), file.name)
+        added = import_text(store, file)
         say(f"{counted(added, 'measurement')} added to {store.path}")
 
 

@@ -13,7 +13,7 @@ from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import nvml
 from nsa_tune.backend.hardware.nvml import GpuState
 from nsa_tune.backend.libraries import Answering
-from nsa_tune.db.exchange import merge, write_text
+from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
 from tests.reports.synthetic import real_table
 
@@ -171,7 +171,7 @@ def test_a_database_is_counted(tmp_path: Path) -> None:
     table = real_table(points=("indexer_layout",))
     write_text(table, text)
     with Store.open(path) as store:
-        merge(store, text)
+        import_text(store, text)
 
     finding = _found(doctor.databases(path))["database"]
 

@@ -15,7 +15,7 @@ from nsa_tune import StoreError
 from nsa_tune._errors import StoreReadOnly
 from nsa_tune.autotune.runner.row_writer import RowWriter, flush_all
 from nsa_tune.db import store as store_module
-from nsa_tune.db.exchange import merge
+from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store, UnitOfRun
 from nsa_tune.db.text_table import read_text
@@ -65,7 +65,7 @@ def test_a_locked_database_sends_the_rows_to_a_file_that_can_be_imported(
     assert path.parent == store.path.parent
     assert "what was measured last (2 measurements) is in" in str(raised.value)
     assert list(read_text(path).measurements) == ROWS
-    assert merge(store, path).added == 2
+    assert import_text(store, path) == 2
     assert store.table(KEY).measurements == tuple(ROWS)
     writer.flush()
     assert len(store.table(KEY).measurements) == 2, "nothing is stored twice"

@@ -12,7 +12,7 @@ from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.checks import Anchor, Check, failed_checks
-from nsa_tune.db.exchange import merge
+from nsa_tune.db.exchange import import_text
 from nsa_tune.db.store import Store
 from tests.backend.fake_point import DEVICE, KEY, Times, table_of
 from tests.backend.machine import SLOW_DENSE, TIMES, opened, set_up, written
@@ -33,7 +33,7 @@ def database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def _add(path: Path, times: Times, key: Key) -> Path:
     text = written(path.with_suffix(".tsv"), table_of(times, key))
     with Store.open(path) as store:
-        merge(store, text)
+        import_text(store, text)
     text.unlink()
     return path
 

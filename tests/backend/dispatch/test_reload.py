@@ -13,7 +13,7 @@ from threading import Event
 import pytest
 
 from nsa_tune import Batch, Dispatcher, Plan
-from nsa_tune.db.exchange import merge
+from nsa_tune.db.exchange import import_text
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from tests import records
@@ -159,7 +159,7 @@ def test_a_child_reloads_after_a_fork(kept_in: str, tmp_path: Path) -> None:
     path.write_text(format_table(records.table(records.ok("extend:0+1"))))
     if kept_in == "database":
         with Store.open(tmp_path / "a.db") as store:
-            merge(store, path)
+            import_text(store, path)
         path = tmp_path / "a.db"
 
     done = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db import connection as opening
 from nsa_tune.db import reader as tables
-from nsa_tune.db.contents import read_contents
+from nsa_tune.db.history import read_histories
 from nsa_tune.db.rows import insert
 from nsa_tune.db.schema import migrations
 from nsa_tune.db.schema.migrations import MIGRATIONS, migrate
@@ -179,8 +179,8 @@ def test_a_database_of_every_older_schema_is_read_and_then_takes_what_there_is_n
     path = older(version)
 
     (table,) = tables.read_database(path)
-    (contents,) = read_contents(path)
-    assert contents.table == table
+    (history,) = read_histories(path)
+    assert [row for _, row in history.runs[0].rows] == [*table.measurements]
     assert table.limits == {}
     assert [(row.discarded, row.pass_us) for row in table.measurements] == [(0, None)]
     row = replace(ok("extend:0+256"), discarded=6, pass_us=21.5)

@@ -14,14 +14,14 @@ TARGET = {name: getattr(H200_KEY, name) for name in ("gpu", "model", "heads", "k
 _ARMS = ("mha/fa3", "mla/flashmla_sparse")
 
 
-def grown(batches: int, key: Key = H200_KEY) -> Table:
+def grown(batches: int, key: Key = H200_KEY, minute: int = 0) -> Table:
     """A table of so many batches; each larger one holds the smaller ones."""
     rows = [
         ok(f"extend:0+{16 * (1 + batch)}", arm, 100.0 + batch + 7 * place)
         for batch in range(batches)
         for place, arm in enumerate(_ARMS)
     ]
-    at = "2026-11-20T12:00:00.000000+00:00"
+    at = f"2026-11-20T12:{minute:02}:00.000000+00:00"
     return replace(table(*rows, key=key, measured_at=at), device=H200)
 
 

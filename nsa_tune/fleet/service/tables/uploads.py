@@ -14,7 +14,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.connection import connect_read_only, store_errors
-from nsa_tune.db.contents import contents_of
+from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import MOST_KEYS, MOST_STORED
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import MOST_ROWS, read_text
@@ -93,7 +93,7 @@ def merge(store: Store, path: Path, table: Table) -> Merged:
         StoreError: when it cannot be written.
     """
     _check_room(store, table)
-    added = store.unite(contents_of(table), path.name)
+    added = import_text(store, path)
     return Merged(added, len(table.measurements) - added)
 
 

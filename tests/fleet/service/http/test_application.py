@@ -50,8 +50,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-def _pushed(service: Served, batches: int = 2) -> dict[str, int]:
-    answer = service.post("/v1/tables", text_of(grown(batches)))
+def _pushed(service: Served, batches: int = 2, minute: int = 0) -> dict[str, int]:
+    answer = service.post("/v1/tables", text_of(grown(batches, minute=minute)))
     assert answer.status == 200, answer.body
     found: dict[str, int] = answer.document
     return found
@@ -141,7 +141,7 @@ def test_the_database_is_pulled_whole_and_once(service: Served, tmp_path: Path) 
         assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
     assert _pushed(service) == {"added": 0, "known": 4}
     assert service.get("/v1/database", If_None_Match=tag).status == 304
-    _pushed(service, 3)
+    _pushed(service, 3, minute=1)
     assert _checked(service.get("/v1/database", If_None_Match=tag)).headers["etag"] != tag
 
 
@@ -172,7 +172,7 @@ def test_a_host_that_has_its_tables_makes_a_restarted_service_make_nothing(
         patched.setattr(table_endpoints, "of_keys", of_keys)
         assert service.get(path, If_None_Match=first.headers["etag"]).status == 304
         patched.undo()
-        _pushed(service, 3)
+        _pushed(service, 3, minute=1)
         changed = service.get(path, If_None_Match=first.headers["etag"])
         assert (changed.status, len(changed.body) > 0) == (200, True)
 
@@ -202,7 +202,7 @@ def test_tables_are_listed_and_pulled_by_their_content(service: Served, tmp_path
     assert service.get("/v1/tables", If_None_Match=listed.headers["etag"]).status == 304
     assert service.post("/v1/tables", text.body).document == {"added": 0, "known": 4}
 
-    _pushed(service, 3)
+    _pushed(service, 3, minute=1)
     gone = service.get(one["url"])
     assert gone.status == 404
     assert "see /v1/tables" in gone.document["error"]

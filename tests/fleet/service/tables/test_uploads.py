@@ -50,8 +50,8 @@ def upload(store: Store, one: Table) -> Merged:
 
 def test_rows_are_added_once(store: Store) -> None:
     assert upload(store, grown(3)) == (6, 0)
-    assert upload(store, grown(5)) == (4, 6)
-    assert upload(store, grown(5)) == (0, 10)
+    assert upload(store, grown(5, minute=1)) == (4, 6)
+    assert upload(store, grown(5, minute=1)) == (0, 10)
     (table,) = read_database(store.path)
     assert len(table.measurements) == 10
 
@@ -123,7 +123,7 @@ def test_a_database_grows_no_larger_than_readers_take(
 ) -> None:
     upload(store, grown(2))
     monkeypatch.setattr(uploads, limit, most)
-    more = grown(2, replace(H200_KEY, heads=16)) if limit == "MOST_KEYS" else grown(4)
+    more = grown(2, replace(H200_KEY, heads=16)) if limit == "MOST_KEYS" else grown(4, minute=1)
     with pytest.raises((StoreError, UsageError), match=words):
         upload(store, more)
     assert len(reader.read_database(store.path)) == 1
