@@ -190,6 +190,8 @@ class Prefill:
         """The engine's own `use_mha`, `dsa_prefill_impl` and union, where they were changed."""
         self.shared_keys: SharedKeys | None = None
         """What queries were seen to share; None where no kernel is chosen by it."""
+        self._looks = False
+        """Whether the layers of this pass are looked at."""
 
     @classmethod
     def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
@@ -210,7 +212,9 @@ class Prefill:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""
         if self.shared_keys is not None:
             self.shared_keys.end()
-            self._backend.__dict__.pop(_EXTEND, None)
+            if self._looks:
+                self._backend.__dict__.pop(_EXTEND, None)
+                self._looks = False
         if self._engines is not None:
             self._put(*self._engines[1:])
             self._engines = None
@@ -249,7 +253,9 @@ class Prefill:
         backend = self._backend
         if self.shared_keys is not None and {type(prefix_lens), type(extend_lens)} == {list}:
             self.shared_keys.begin(prefix_lens, extend_lens)
-            if self.shared_keys.looks:
+            # Another plug-in may have put its own there.
+            self._looks = self.shared_keys.looks and _EXTEND not in backend.__dict__
+            if self._looks:
                 setattr(backend, _EXTEND, partial(_looked_at, backend, self.shared_keys))
         engine_mha, engine_impl = backend.use_mha, kernel_of(backend)
         answer = self.answer(prefix_lens, extend_lens, engine_mha=engine_mha)

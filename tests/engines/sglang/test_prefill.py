@@ -441,6 +441,15 @@ def test_selections_are_looked_at_once_an_engine_serves(engine: Engine, wheel: W
     assert "forward_extend" not in vars(backend), "it cannot be steered"
 
 
+def test_what_another_plug_in_put_on_a_backend_stays(engine: Engine, wheel: Wheel) -> None:
+    backend, _ = _glm5(engine, wheel)
+    start_looking(SimpleNamespace(attn_backend=backend))
+    theirs = backend.forward_extend = object()
+    for _ in range(2):
+        engine.decided(backend, engine.batch([30720], [8192]))
+    assert backend.forward_extend is theirs
+
+
 def test_a_kernel_is_compared_by_its_name_and_left_out_for_good(
     engine: Engine, wheel: Wheel
 ) -> None:
