@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import strategies as st
 
 from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
+from nsa_tune.db.store import Store
 
 DEVICE = Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20)
 KEY = Key(
@@ -35,6 +38,16 @@ def failed(batch: str, arm: str, reason: str) -> Measurement:
 def table(*measurements: Measurement, key: Key = KEY, measured_at: str = MEASURED_AT) -> Table:
     """A table of `key` on the H100."""
     return Table(key, DEVICE, measurements, "a test", measured_at)
+
+
+def stored(path: Path, *every: Table) -> Path:
+    """A database with a run for each table, which has measured it now."""
+    with Store.open(path) as store:
+        for one in every:
+            run = store.begin_run(one.key, one.device, {"points": ["prefill"]})
+            store.add(run, one.measurements)
+            store.end_run(run, "done")
+    return path
 
 
 _rounded = st.floats(1e-3, 1e9).map(lambda value: float(f"{value:.4g}"))

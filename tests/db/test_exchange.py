@@ -31,15 +31,6 @@ def test_a_table_goes_out_and_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.glob("*.tsv*")] == ["h100.tsv"]
 
 
-def test_importing_again_adds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "h100.tsv"
-    write_text(table(*ROWS), path)
-    with Store.open(tmp_path / "nsa-tune.db") as store:
-        import_text(store, path)
-
-        assert import_text(store, path) == 0
-
-
 def test_importing_ones_own_export_keeps_all_digits(tmp_path: Path) -> None:
     path = tmp_path / "h100.tsv"
     with Store.open(tmp_path / "nsa-tune.db") as store:
@@ -73,14 +64,6 @@ def test_a_damaged_text_adds_nothing(tmp_path: Path) -> None:
             import_text(store, path)
 
         assert read_database(store.path) == []
-
-
-def test_writing_replaces_the_file_whole(tmp_path: Path) -> None:
-    path = tmp_path / "h100.tsv"
-    write_text(table(*ROWS), path)
-    write_text(table(ROWS[0]), path)
-
-    assert read_text(path).measurements == (ROWS[0],)
 
 
 def test_a_text_that_cannot_be_written(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from nsa_tune.db.reader import Wanted, read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_key, read_text
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
-from tests.records import DEVICE, KEY, ok, table
+from tests.records import KEY, ok, stored, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,9 +115,7 @@ def test_few_characters_do_not_become_gigabytes(kept_in: str, tmp_path: Path) ->
         path.write_text(format_table(table(*rows)))
         assert path.stat().st_size < 60_000
     else:
-        path = tmp_path / "bomb.db"
-        with Store.open(path) as store:
-            store.add(store.begin_run(KEY, DEVICE, {}), rows)
+        path = stored(tmp_path / "bomb.db", table(*rows))
     code = (
         "import sys; from pathlib import Path; from tests.db.test_hostile_files import _open\n"
         "print(_open(Path(sys.argv[1])).source)"
@@ -160,11 +158,8 @@ def test_a_head_has_bounds(tmp_path: Path) -> None:
 
 
 def test_a_database_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.db"
-    with Store.open(path) as store:
-        for _ in range(3):
-            run = store.begin_run(KEY, DEVICE, {})
-            store.add(run, [ok(f"extend:{i}+1") for i in range(4)])
+    rows = [ok(f"extend:{i}+1") for i in range(4)]
+    path = stored(tmp_path / "a.db", *[table(*rows)] * 3)
     monkeypatch.setattr("nsa_tune.db.reader.MOST_STORED", 11)
 
     with pytest.raises(StoreCorrupt, match="more than 11 measurements of one key"):
@@ -187,8 +182,7 @@ _ENDLESS = (
 
 
 def _database(path: Path, *statements: str) -> Path:
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1")])
+    stored(path, table(ok("extend:0+1")))
     with closing(sqlite3.connect(path)) as connection:
         for statement in statements:
             connection.execute(statement)

@@ -23,7 +23,7 @@ from nsa_tune.db.history import Limit, PastRun, order_of, read_histories
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import content_of, format_table
-from tests.records import DEVICE, KEY, failed, ok, table
+from tests.records import DEVICE, KEY, failed, ok, stored, table
 
 TIMES = [f"2026-11-{day}T12:00:00.000000+00:00" for day in (20, 21, 22)]
 KEYS = (KEY, replace(KEY, heads=16))
@@ -148,12 +148,8 @@ def test_of_two_measurements_of_one_time_one_counts(one: Measurement, other: Mea
 
 
 def _database(path: Path, *rows: Measurement, at: str = TIMES[0]) -> Path:
-    with Store.open(path) as store:
-        run = store.begin_run(KEY, DEVICE, {"points": ["prefill"]})
-        with patch("nsa_tune.db.store._now", lambda: at):
-            store.add(run, rows)
-        store.end_run(run, "done")
-    return path
+    with patch("nsa_tune.db.store._now", lambda: at):
+        return stored(path, table(*rows))
 
 
 def test_a_merge_counts_what_is_new(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreError
-from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from tests.records import DEVICE, KEY, failed, ok, tables
+from tests.records import DEVICE, KEY, failed, ok, stored, table, tables
 
 
 @pytest.fixture
@@ -25,24 +25,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "nsa-tune.db"
 
 
-def _filled(path: Path, *measurements: Measurement) -> None:
-    with Store.open(path) as store:
-        run = store.begin_run(KEY, DEVICE, {})
-        store.add(run, measurements)
-        store.end_run(run, "done")
-
-
 def test_what_was_added_is_read_back(path: Path) -> None:
     rows = (ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel\twith tabs\n"))
 
-    _filled(path, *rows)
+    stored(path, table(*rows))
 
     with Store.open(path) as store:
-        table = store.table(KEY)
-    assert (table.key, table.device, table.measurements) == (KEY, DEVICE, rows)
-    assert table.source == str(path)
-    assert table.measured_at.endswith("+00:00")
-    assert read_database(path) == [table]
+        found = store.table(KEY)
+    assert (found.key, found.device, found.measurements) == (KEY, DEVICE, rows)
+    assert found.source == str(path)
+    assert found.measured_at.endswith("+00:00")
+    assert read_database(path) == [found]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
@@ -58,8 +51,8 @@ def test_any_table_survives_the_database(original: Table, path: Path) -> None:
 
 
 def test_the_newest_row_counts_and_the_older_one_stays(path: Path) -> None:
-    _filled(path, ok("extend:0+128", latency_us=100.0), ok("extend:0+256"))
-    _filled(path, ok("extend:0+128", latency_us=90.0))
+    stored(path, table(ok("extend:0+128", latency_us=100.0), ok("extend:0+256")))
+    stored(path, table(ok("extend:0+128", latency_us=90.0)))
 
     with Store.open(path) as store:
         latencies = {row.batch: row.latency_us for row in store.table(KEY).measurements}
@@ -92,8 +85,8 @@ def test_what_counts_now_comes_oldest_first(path: Path) -> None:
 
 
 def test_rows_whose_order_cannot_be_told_are_damage(path: Path) -> None:
-    _filled(path, ok("extend:0+128"))
-    _filled(path, ok("extend:0+128"))
+    stored(path, table(ok("extend:0+128")))
+    stored(path, table(ok("extend:0+128")))
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE measurements SET measured_at = x'05' WHERE id = 1")
         db.commit()
@@ -104,11 +97,10 @@ def test_rows_whose_order_cannot_be_told_are_damage(path: Path) -> None:
 
 def test_keys_do_not_mix(path: Path) -> None:
     other = replace(KEY, libraries=(("torch", "2.14.0"),))
-    _filled(path, ok("extend:0+128"))
+    stored(path, table(ok("extend:0+128")))
+    stored(path, table(ok("extend:0+256"), key=other))
     with Store.open(path) as store:
-        store.add(store.begin_run(other, DEVICE, {}), [ok("extend:0+256")])
-
-        assert [table.key for table in read_database(store.path)] == [KEY, other]
+        assert [one.key for one in read_database(store.path)] == [KEY, other]
         assert [row.batch for row in store.table(other).measurements] == ["extend:0+256"]
 
 
@@ -163,30 +155,30 @@ def test_a_success_without_a_latency_is_refused_with_all_that_came_along(
 
 
 def test_a_reason_with_a_lone_surrogate_is_stored(path: Path) -> None:
-    _filled(path, failed("extend:0+128", "mla", "cannot open \udcff.so"))
+    stored(path, table(failed("extend:0+128", "mla", "cannot open \udcff.so")))
 
     assert read_database(path)[0].measurements[0].reason == "cannot open \\udcff.so"
 
 
 def test_nothing_to_add_is_no_error(path: Path) -> None:
-    _filled(path)
+    stored(path, table())
 
     assert read_database(path) == []
 
 
 def test_a_reader_sees_what_is_stored_while_another_process_writes(path: Path) -> None:
-    _filled(path, ok("extend:0+128"))
+    stored(path, table(ok("extend:0+128")))
     with closing(sqlite3.connect(path)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("UPDATE measurements SET latency_us = 1")
 
-        (table,) = read_database(path)
+        (found,) = read_database(path)
 
-        assert [row.latency_us for row in table.measurements] == [100.0]
+        assert [row.latency_us for row in found.measurements] == [100.0]
 
 
 def test_adding_does_not_wait_for_a_reader(path: Path) -> None:
-    _filled(path, ok("extend:0+128"))
+    stored(path, table(ok("extend:0+128")))
     with closing(sqlite3.connect(path)) as reader, Store.open(path) as store:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM newest").fetchone() == (1,)
@@ -217,7 +209,7 @@ def test_many_may_make_and_fill_one_database_at_once(path: Path) -> None:
 def test_wrong_results_are_kept_with_their_numbers(path: Path) -> None:
     wrong = replace(ok("extend:0+128"), status=Status.WRONG, error=float("inf"), reason="off")
 
-    _filled(path, wrong)
+    stored(path, table(wrong))
 
     assert read_database(path)[0].measurements == (wrong,)
 

@@ -18,16 +18,14 @@ from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer,
 from nsa_tune.db import store as store_module
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from tests.records import DEVICE, KEY, ok
+from tests.records import DEVICE, KEY, ok, stored, table
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A database with 300 measurements."""
-    path = tmp_path / "nsa-tune.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok(f"extend:{i}+128") for i in range(300)])
-    return path
+    rows = (ok(f"extend:{i}+128") for i in range(300))
+    return stored(tmp_path / "nsa-tune.db", table(*rows))
 
 
 def _open(path: Path) -> object:
@@ -244,9 +242,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_name_with_characters_that_mean_something_in_a_uri(tmp_path: Path) -> None:
-    path = tmp_path / "a?mode=memory#100%.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1")])
+    path = stored(tmp_path / "a?mode=memory#100%.db", table(ok("extend:0+1")))
 
     assert path.is_file()
     assert len(read_database(path)) == 1
@@ -279,9 +275,7 @@ def open_directory() -> Iterator[Path]:
 
 
 def test_a_file_that_may_not_be_written(open_directory: Path) -> None:
-    path = open_directory / "nsa-tune.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1")])
+    path = stored(open_directory / "nsa-tune.db", table(ok("extend:0+1")))
     path.chmod(0o444)
 
     with _nobody():
@@ -291,9 +285,7 @@ def test_a_file_that_may_not_be_written(open_directory: Path) -> None:
 
 
 def test_a_directory_that_may_not_be_written(open_directory: Path) -> None:
-    path = open_directory / "nsa-tune.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1")])
+    path = stored(open_directory / "nsa-tune.db", table(ok("extend:0+1")))
     path.chmod(0o666)
     open_directory.chmod(0o555)
 

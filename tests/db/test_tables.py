@@ -12,14 +12,13 @@ import platformdirs
 import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing
-from nsa_tune.backend.types.records import Key, Measurement, Table
+from nsa_tune.backend.types.records import Table
 from nsa_tune.db import places
 from nsa_tune.db.places import default_database, shipped, sources
 from nsa_tune.db.reader import Wanted
 from nsa_tune.db.search import find
-from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_text
-from tests.records import DEVICE, KEY, ok, table
+from tests.records import KEY, ok, stored, table
 
 WANTED = Wanted(KEY.gpu, KEY.model, KEY.heads, KEY.kv_layout)
 SHIPPED = places._SHIPPED
@@ -33,12 +32,6 @@ def ships_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(places, "_SHIPPED", directory)
     monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "site"))
     return directory
-
-
-def _fill(path: Path, *measurements: Measurement, key: Key = KEY) -> Path:
-    with Store.open(path) as store:
-        store.add(store.begin_run(key, DEVICE, {}), measurements)
-    return path
 
 
 def _ship(directory: Path, name: str, shipped_table: Table) -> None:
@@ -106,7 +99,7 @@ def test_the_order_of_the_sources(
 
 
 def test_a_source_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _fill(tmp_path / "nsa-tune" / "nsa-tune.db")
+    path = stored(tmp_path / "nsa-tune" / "nsa-tune.db")
     monkeypatch.setenv("NSA_TUNE_DB", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
@@ -116,8 +109,8 @@ def test_a_source_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_first_source_with_the_key_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ships_nothing: Path
 ) -> None:
-    given = _fill(tmp_path / "given.db", ok("extend:0+1"), key=replace(KEY, heads=64))
-    named = _fill(tmp_path / "named.db", ok("extend:0+2"))
+    given = stored(tmp_path / "given.db", table(ok("extend:0+1"), key=replace(KEY, heads=64)))
+    named = stored(tmp_path / "named.db", table(ok("extend:0+2")))
     monkeypatch.setenv("NSA_TUNE_DB", str(named))
     _ship(ships_nothing, "h100.tsv", table(ok("extend:0+3")))
 
@@ -137,7 +130,7 @@ def test_the_first_source_with_the_key_answers(
     ],
 )
 def test_all_four_fields_must_match(other: Wanted, tmp_path: Path) -> None:
-    path = _fill(tmp_path / "a.db", ok("extend:0+1"))
+    path = stored(tmp_path / "a.db", table(ok("extend:0+1")))
 
     assert len(list(find(path, WANTED))) == 1
     assert list(find(path, other)) == []
@@ -147,8 +140,8 @@ def test_tables_of_other_drivers_and_libraries_are_found_newest_first(
     tmp_path: Path, ships_nothing: Path
 ) -> None:
     new, old = replace(KEY, driver="590"), KEY
-    path = _fill(tmp_path / "a.db", ok("extend:0+1"), key=old)
-    _fill(path, ok("extend:0+1"), key=new)
+    path = stored(tmp_path / "a.db", table(ok("extend:0+1"), key=old))
+    stored(path, table(ok("extend:0+1"), key=new))
     assert [found.head.key for found in next(find(path, WANTED))] == [new, old]
 
     _ship(ships_nothing, "a.tsv", table(ok("extend:0+1"), key=old, measured_at="2026-01-01"))
@@ -223,7 +216,7 @@ def test_every_shipped_table_is_in_the_form_that_the_package_writes(
 
 
 def test_reading_and_writing_loads_the_standard_library_only(tmp_path: Path) -> None:
-    path = _fill(tmp_path / "a.db", ok("extend:0+1"))
+    path = stored(tmp_path / "a.db", table(ok("extend:0+1")))
     code = (
         "import sys; from pathlib import Path; from nsa_tune.db.search import find; "
         "from nsa_tune.db.reader import Wanted; from nsa_tune.db.store import Store; "

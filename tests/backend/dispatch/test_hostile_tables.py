@@ -24,9 +24,8 @@ from nsa_tune.backend.libraries.limits import bound, probed_elsewhere
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Device, Measurement, Table
-from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
-from tests.records import DEVICE, KEY, failed, ok, table
+from tests.records import DEVICE, KEY, failed, ok, stored, table
 
 ARMS = ("mha/fa3", "mla/flashmla_sparse", "mla/flashmla_kv")
 BATCHES = [f"extend:{prefix}+{new}" for prefix in (0, 512, 1024) for new in (16, 64, 256, 1024)]
@@ -157,10 +156,8 @@ def test_of_a_known_gpu_the_code_knows_the_facts(lie: Device, tmp_path: Path) ->
 
 
 def test_a_device_of_another_name_changes_no_facts_of_a_known_gpu(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    with Store.open(path) as store:
-        run = store.begin_run(KEY, replace(DEVICE, name="unheard of", arch="0x10"), {})
-        store.add(run, rows((100.0, 130.0)))
+    device = replace(DEVICE, name="unheard of", arch="0x10")
+    path = stored(tmp_path / "a.db", replace(table(*rows((100.0, 130.0))), device=device))
 
     dispatcher = opened(path)
 

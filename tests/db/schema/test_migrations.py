@@ -20,7 +20,7 @@ from nsa_tune.db.rows import insert
 from nsa_tune.db.schema import migrations
 from nsa_tune.db.schema.migrations import MIGRATIONS, migrate
 from nsa_tune.db.store import Store
-from tests.records import DEVICE, KEY, ok
+from tests.records import DEVICE, KEY, ok, stored, table
 
 
 def _schema(path: Path) -> set[str]:
@@ -90,9 +90,7 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
 
 
 def test_a_row_is_shown_with_its_full_key(tmp_path: Path) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+    path = stored(tmp_path / "nsa-tune.db", table(ok("extend:0+128")))
 
     with closing(sqlite3.connect(path)) as db:
         (row,) = _rows(db, "newest")
@@ -121,23 +119,6 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
     assert _schema(path) == before
     with closing(sqlite3.connect(path)) as db:
         assert opening.schema_version(db, path) == len(MIGRATIONS)
-
-
-def test_an_older_database_is_brought_up_with_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
-
-    another = ("another", ("ALTER TABLE runs ADD COLUMN host TEXT",))
-    monkeypatch.setattr(opening, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
-    with Store.open(path) as store:
-        assert len(store.table(KEY).measurements) == 1
-    with closing(sqlite3.connect(path)) as db:
-        assert any("host TEXT" in sql for sql in _schema(path))
-        assert opening.schema_version(db, path) == len(MIGRATIONS) + 1
 
 
 def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:
@@ -189,6 +170,8 @@ def test_a_database_of_every_older_schema_is_read_and_then_takes_what_there_is_n
         run = store.begin_run(KEY, DEVICE, {})
         store.add(run, [row])
         store.add_limits(run, {"rows": (7, "it ended")})
+    with closing(sqlite3.connect(path)) as db:
+        assert opening.schema_version(db, path) == len(MIGRATIONS)
     (table,) = tables.read_database(path)
     assert table.limits == {"rows": 7}
     assert row in table.measurements
@@ -209,21 +192,11 @@ def insert_first_schema_row(db: sqlite3.Connection) -> None:
     db.commit()
 
 
-def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
-    row = replace(ok("extend:0+128"), discarded=6)
-    with Store.open(tmp_path / "nsa-tune.db") as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [row])
-
-        assert store.table(KEY).measurements == (row,)
-
-
 @pytest.mark.parametrize("cost", [None, 0.0, 21.456789])
 def test_the_cost_of_a_pass_is_kept_with_all_its_digits(tmp_path: Path, cost: float | None) -> None:
     row = replace(ok("extend:0+128"), pass_us=cost)
-    path = tmp_path / "nsa-tune.db"
+    path = stored(tmp_path / "nsa-tune.db", table(row))
     with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [row])
-
         assert store.table(KEY).measurements == (row,)
     with closing(sqlite3.connect(path)) as db:
         (shown,) = _rows(db, "newest")
@@ -232,9 +205,7 @@ def test_the_cost_of_a_pass_is_kept_with_all_its_digits(tmp_path: Path, cost: fl
 
 @pytest.mark.parametrize("cost", [-1.0, float("inf")])
 def test_a_cost_of_a_pass_that_cannot_be_is_refused(tmp_path: Path, cost: float) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with Store.open(path) as store:
-        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+    path = stored(tmp_path / "nsa-tune.db", table(ok("extend:0+128")))
     with closing(sqlite3.connect(path)) as connection, connection:
         if cost < 0:
             with pytest.raises(sqlite3.IntegrityError, match="pass_us"):

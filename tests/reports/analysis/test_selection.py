@@ -8,21 +8,11 @@ from pathlib import Path
 import pytest
 
 from nsa_tune._errors import NoTunedData, StoreMissing
-from nsa_tune.backend.types.records import Table
 from nsa_tune.db import places
 from nsa_tune.db.exchange import write_text
-from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
+from tests.records import stored
 from tests.reports.synthetic import real_table
-
-
-def _stored(path: Path, *every: Table) -> Path:
-    with Store.open(path) as store:
-        for table in every:
-            run = store.begin_run(table.key, table.device, {})
-            store.add(run, table.measurements)
-            store.end_run(run, "done")
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +23,7 @@ def no_shipped_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    return _stored(
+    return stored(
         tmp_path / "some.db",
         real_table(points=("indexer_layout",)),
         real_table(points=("indexer_layout",), heads=16),
@@ -87,7 +77,7 @@ def test_a_miss_among_many_tables_names_a_few(tmp_path: Path) -> None:
     every = [real_table(points=("indexer_layout",), gpu=f"GPU {number}") for number in range(9)]
 
     with pytest.raises(NoTunedData, match=r"there is gpu 'GPU 0', .*'GPU 3', and 5 more$"):
-        select_tables(_stored(tmp_path / "many.db", *every), TableFilter(gpu="foo"))
+        select_tables(stored(tmp_path / "many.db", *every), TableFilter(gpu="foo"))
 
 
 def test_nothing_anywhere_says_how_to_measure() -> None:

@@ -11,9 +11,9 @@ import pytest
 from nsa_tune._errors import NoTunedData, StoreMissing, UsageError
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.exchange import write_text
-from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis.selection import TableFilter
 from nsa_tune.reports.compare.sides import pairs_of, side_of
+from tests.records import stored
 from tests.reports.synthetic import real_table
 
 TABLE = real_table(points=("indexer_layout",))
@@ -22,13 +22,7 @@ OTHER = real_table(points=("indexer_layout",), heads=16)
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    path = tmp_path / "so@me.db"
-    with Store.open(path) as store:
-        for table in (TABLE, OTHER):
-            run = store.begin_run(table.key, table.device, {})
-            store.add(run, table.measurements)
-            store.end_run(run, "done")
-    return path
+    return stored(tmp_path / "so@me.db", TABLE, OTHER)
 
 
 def _changed(**changes: Any) -> Table:

@@ -20,6 +20,7 @@ from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.reports.dashboard.access import HEADERS
 from nsa_tune.reports.formats.json_document import SCHEMA
+from tests.records import stored
 from tests.reports.dashboard.served import Served, served
 from tests.reports.html.test_html import HOSTILE
 from tests.reports.synthetic import key_of, real_table
@@ -184,10 +185,8 @@ def test_hostile_words_stay_words(tmp_path: Path) -> None:
 
 
 def test_a_table_of_an_unknown_model_hides_no_other(tmp_path: Path) -> None:
-    path = store(tmp_path / "some.db")
-    with Store.open(path) as opened:
-        strange = replace(TABLE.key, model="gpt-2")
-        opened.add(opened.begin_run(strange, TABLE.device, {}), TABLE.measurements[:4])
+    strange = replace(TABLE, key=replace(TABLE.key, model="gpt-2"))
+    path = stored(tmp_path / "some.db", TABLE, strange)
 
     with served(path) as running:
         assert running.get("/").body.decode().count('<section class="table"') == 1

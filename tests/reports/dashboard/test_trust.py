@@ -6,6 +6,7 @@ import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis import report as analysis
 from nsa_tune.reports.dashboard import application, watched_files
 from nsa_tune.reports.formats import json_document
 from tests.db.loose import loosen
+from tests.records import stored
 from tests.reports.dashboard.served import served
 from tests.reports.dashboard.test_application import TABLE, store
 from tests.reports.synthetic import key_of
@@ -106,10 +107,7 @@ def test_a_table_of_which_no_report_can_be_made_is_named(
         return real(found, **named)
 
     monkeypatch.setattr(watched_files, "build", build)
-    path = store(tmp_path / "a.db")
-    with Store.open(path) as opened:
-        key = key_of(heads=16)
-        opened.add(opened.begin_run(key, TABLE.device, {}), TABLE.measurements)
+    path = stored(tmp_path / "a.db", TABLE, replace(TABLE, key=key_of(heads=16)))
     with served(path) as running:
         assert running.get("/").body.decode().count('<section class="table"') == 1
         assert len(running.get("/api/report").document["sections"]) == 1
