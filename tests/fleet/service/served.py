@@ -6,37 +6,21 @@ import json
 import os
 import re
 import resource
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import uvicorn
+from typing import Any
 
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.http.server import config_of
 from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.fleet.service.state import State, state_path
+from tests.serving import Answer, answer_of, serving
 
 _ROOT = Path(__file__).parents[3]
-
-
-class Answer(NamedTuple):
-    """One answer."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def document(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
 
 
 def tokens_of(database: Path) -> dict[Role, str]:
@@ -60,15 +44,10 @@ class Served:
     ) -> Answer:  # fmt: skip
         """What it answers to somebody with `token`, or else with a token of `role`."""
         given = token if token is not None else self.tokens[role] if role is not None else None
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
         if given is not None:
-            named["Authorization"] = f"Bearer {given}"
+            headers["Authorization"] = f"Bearer {given}"
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            connection.request(method, path, data, named)
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read())
+        return answer_of(self.port, method, path, headers, data)
 
     def get(self, path: str, **more: Any) -> Answer:
         """What a GET answers."""
@@ -83,17 +62,11 @@ class Served:
 def served(database: Path, **settings: Any) -> Iterator[Served]:
     """A service in a thread of its own."""
     tokens = tokens_of(database)
-    with closing(Service(Settings(database, **settings))) as service:
-        server = uvicorn.Server(config_of(service))
-        listener = socket.create_server(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield Served(listener.getsockname()[1], tokens)
-        finally:
-            server.should_exit = True
-            thread.join(timeout=20)
-            listener.close()
+    with (
+        closing(Service(Settings(database, **settings))) as service,
+        serving(config_of(service)) as port,
+    ):
+        yield Served(port, tokens)
 
 
 class Process:

@@ -28,7 +28,8 @@ from nsa_tune.fleet.service.http import table_endpoints
 from nsa_tune.fleet.service.state import State
 from tests.db.loose import loosen
 from tests.fleet.service.made_up_tables import H200, H200_KEY, TARGET, grown, text_of
-from tests.fleet.service.served import Answer, Served, served
+from tests.fleet.service.served import Served, served
+from tests.serving import Answer
 
 CLAIM = {"claim": "c" * 16}
 HOST = {
