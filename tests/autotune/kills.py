@@ -45,6 +45,17 @@ _KEYS = [
 Rows = set[tuple[str, str]]
 
 
+def started(code: str, database: Path) -> subprocess.Popen[str]:
+    """A process that runs `code`, which is given `database`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(database)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 class Trial:
     """Runs of one database after the other, each killed until it is complete."""
 
@@ -64,14 +75,14 @@ class Trial:
             while self.kills < times and not self._complete(database):
                 reported |= self._killed(database, self._random.uniform(0, longest_s))
                 self.check(database, reported)
-            self._start(database).communicate()
+            started(_RUN, database).communicate()
             self.check(database, reported)
             assert _stored(database) == self._expected, "the tables differ"
             self.finished += 1
 
     def _undisturbed(self) -> Rows:
         database = self._directory / "undisturbed.db"
-        run = self._start(database)
+        run = started(_RUN, database)
         run.communicate()
         assert run.returncode == 0
         return _stored(database)
@@ -79,18 +90,9 @@ class Trial:
     def _complete(self, database: Path) -> bool:
         return database.exists() and len(_stored(database)) == len(self._expected)
 
-    def _start(self, database: Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", _RUN, str(database)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
     def _killed(self, database: Path, after_s: float) -> Rows:
         """Start a run and kill it; returns the rows that it reported as stored."""
-        with self._start(database) as run:
+        with started(_RUN, database) as run:
             time.sleep(after_s)
             workers = processes_of(run.pid)
             run.send_signal(signal.SIGKILL)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -177,31 +177,22 @@ def test_rows_are_pushed_while_the_job_goes_on(
     assert seen == [2]
 
 
-def test_a_job_that_cannot_be_measured_is_failed_with_its_reason(
-    service: Served, host: Host, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("no kernel answers here", "no kernel answers here"),
+        ("it ended: \x1b[31mCUDA error\x1b[0m\tin a.cu\n" + "x" * 500,
+         "it ended:  [31mCUDA error [0m in a.cu ".ljust(400, "x")),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_be_measured_is_failed_with_its_reason_in_a_plain_line(
+    reason: str, message: str, service: Served, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(request: RunRequest, progress: object) -> Outcome:
-        raise MachineUnfit("no kernel answers here")
-
-    monkeypatch.setattr(worker, "run", run)
+    monkeypatch.setattr(worker, "run", Mock(side_effect=MachineUnfit(reason)))
     _add(service)
     host.work()
-    assert _states(service) == [("failed", "no kernel answers here")]
-    assert host.said == ["job 1 failed: no kernel answers here"]
-
-
-def test_a_reason_that_is_no_plain_line_fails_the_job_and_not_the_worker(
-    service: Served, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(request: RunRequest, progress: object) -> Outcome:
-        raise MachineUnfit("the worker ended: \x1b[31mCUDA error\x1b[0m\tin a.cu\n" + "x" * 500)
-
-    monkeypatch.setattr(worker, "run", run)
-    _add(service)
-    host.work()
-    ((state, message),) = _states(service)
-    assert (state, len(message)) == ("failed", 400)
-    assert message.startswith("the worker ended:  [31mCUDA error [0m in a.cu x")
+    assert _states(service) == [("failed", message)]
+    assert host.said == [f"job 1 failed: {reason}"]
 
 
 def test_a_cancelled_job_is_left_after_its_batch(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +28,7 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.point import Arm, Setting
 from nsa_tune.backend.types.records import Status
 from tests.autotune.fake_point import TWO_ARMS
+from tests.autotune.kills import started
 
 
 @pytest.fixture
@@ -184,22 +182,11 @@ CHILD = dedent(
 )
 
 
-def child(database: Path) -> subprocess.Popen[str]:
-    root = Path(__file__).parents[3]
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(database)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     """What a run that nobody kills has measured."""
     database = tmp_path_factory.mktemp("undisturbed") / "t.db"
-    child(database).communicate()
+    started(CHILD, database).communicate()
     with sqlite3.connect(database) as db:
         return db.execute("select batch, arm from measurements").fetchall()
 
@@ -209,7 +196,7 @@ def test_a_killed_run_loses_nothing_and_the_next_one_continues(
     tmp_path: Path, told: int, undisturbed: list[tuple[str, str]]
 ) -> None:
     database = tmp_path / "killed.db"
-    with child(database) as first:
+    with started(CHILD, database) as first:
         assert first.stdout is not None
         reported = [first.stdout.readline().split() for _ in range(told)]
         first.send_signal(signal.SIGKILL)
@@ -224,7 +211,7 @@ def test_a_killed_run_loses_nothing_and_the_next_one_continues(
         assert db.execute("select unit, batches from units").fetchall() == [("cpu", measured)]
     assert {tuple(words) for words in reported} <= stored
 
-    output, _ = child(database).communicate()
+    output, _ = started(CHILD, database).communicate()
     measured_again = {tuple(line.split()) for line in output.splitlines()}
     assert not measured_again & stored
     with sqlite3.connect(database) as db:
