@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nsa_tune.engines.sglang import attempt, last_start, layer_hooks, say_once
-from nsa_tune.engines.sglang.kernels import SWAPS
+from nsa_tune.engines.sglang import attempt, last_start, say_once
+from nsa_tune.engines.sglang.kernels import SWAPS, layer_hooks
 from nsa_tune.engines.sglang.kernels.swap import KernelSwap
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.seconds import ENGINE, SECONDS, spent, split

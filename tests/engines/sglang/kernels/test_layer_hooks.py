@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nsa_tune.engines.plugin import HOOKS_IN_PLACE, Hook, wrapped
-from nsa_tune.engines.sglang import layer_hooks, switch
+from nsa_tune.engines.sglang import switch
+from nsa_tune.engines.sglang.kernels import layer_hooks
 from nsa_tune.engines.sglang.kernels.copies import PADDING
 from nsa_tune.engines.sglang.kernels.swap import Timing, Wins
 from nsa_tune.engines.sglang.kernels.topk import PAGED
