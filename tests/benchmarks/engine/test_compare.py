@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.engine.compare import main, state_table
 from benchmarks.engine.comparison import KINDS, Engine, contest_of, read
 from benchmarks.engine.paired import ratio_of, spread_of, verdict_of
+from nsa_tune.backend.baselines.sglang_0_5_23 import V4_GRAPHS
 from tests.benchmarks.engine.results import result
 
 _PREFILL = KINDS[0]
@@ -157,3 +159,12 @@ def test_a_spread_is_ordered(values: list[float]) -> None:
     found = spread_of(values)
     assert min(values) - 0.001 <= found["median"] <= found["p90"] + 0.001
     assert found["p90"] <= max(values) + 0.001
+
+
+def test_what_v4_is_told_of_sglangs_graphs_is_what_they_took() -> None:
+    (path,) = (Path(__file__).parents[3] / "benchmarks/engine/results/v4").glob("*_graphs.json")
+    document = json.loads(path.read_text())
+    rows = [row["configurations"] for row in document["tests"]["prefill"]]
+    ratios = [row["graph"]["gpu_ms"] / row["default"]["gpu_ms"] for row in rows]
+    assert f"took {1 - geometric_mean(ratios):.0%} less" in V4_GRAPHS
+    assert f"up to {max(ratios) - 1:.0%} more; {document['options']['layers']} layers" in V4_GRAPHS
