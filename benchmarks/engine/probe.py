@@ -156,7 +156,14 @@ def _hook_scheduler(module: Any) -> None:
     scheduler.get_new_batch_prefill = get_new_batch_prefill
 
 
+def _hook_transfers(module: Any) -> None:
+    original = module.get_kv_class
+    # A prefill server starts one, which `--disaggregation-transfer-backend fake` does not have.
+    module.get_kv_class = lambda *wanted: original(*wanted) or dict
+
+
 _HOOKS: dict[str, Callable[[Any], None]] = {
+    "sglang.srt.managers.disagg_service": _hook_transfers,
     "sglang.srt.managers.scheduler": _hook_scheduler,
     "sglang.srt.model_loader.loader": _hook_weights,
     "sglang.srt.model_executor.model_runner": _hook_runner,

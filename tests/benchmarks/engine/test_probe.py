@@ -127,6 +127,13 @@ def test_the_chunk_is_changed_between_prefills(
     assert chunks == [("running", 8192), ("running", 64), ("running", 8192)]
 
 
+def test_a_prefill_server_starts_without_a_server_for_transfers() -> None:
+    service = SimpleNamespace(get_kv_class={"sender": list}.get)
+    probe._hook_transfers(service)
+    assert service.get_kv_class("sender") is list
+    assert service.get_kv_class("bootstrap server")(host="::1", port=8998)
+
+
 def test_each_pass_becomes_a_line(
     tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
