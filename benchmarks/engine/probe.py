@@ -156,6 +156,15 @@ def _hook_scheduler(module: Any) -> None:
     scheduler.get_new_batch_prefill = get_new_batch_prefill
 
 
+def _hook_arguments(module: Any) -> None:
+    def handle(arguments: Any, original: Callable[[Any], None]) -> None:
+        # All that this does for a prefill server is to refuse transfers that are made up.
+        if arguments.disaggregation_transfer_backend != "fake":
+            original(arguments)
+
+    module.register_resolution_hook("handle_pd_disaggregation")(handle)
+
+
 def _hook_transfers(module: Any) -> None:
     original = module.get_kv_class
     # A prefill server starts one, which `--disaggregation-transfer-backend fake` does not have.
@@ -163,6 +172,7 @@ def _hook_transfers(module: Any) -> None:
 
 
 _HOOKS: dict[str, Callable[[Any], None]] = {
+    "sglang.srt.arg_groups.resolution_hooks": _hook_arguments,
     "sglang.srt.managers.disagg_service": _hook_transfers,
     "sglang.srt.managers.scheduler": _hook_scheduler,
     "sglang.srt.model_loader.loader": _hook_weights,

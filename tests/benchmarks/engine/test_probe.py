@@ -127,6 +127,19 @@ def test_the_chunk_is_changed_between_prefills(
     assert chunks == [("running", 8192), ("running", 64), ("running", 8192)]
 
 
+def test_a_prefill_server_may_make_transfers_up() -> None:
+    hooks: dict[str, Any] = {}
+    hooks["register_resolution_hook"] = lambda name: lambda hook: hooks.setdefault(name, hook)
+    probe._hook_arguments(SimpleNamespace(**hooks))
+    checked: list[str] = []
+    for backend in ("fake", "nixl"):
+        arguments = SimpleNamespace(disaggregation_transfer_backend=backend)
+        hooks["handle_pd_disaggregation"](
+            arguments, lambda arguments: checked.append(arguments.disaggregation_transfer_backend)
+        )
+    assert checked == ["nixl"]
+
+
 def test_a_prefill_server_starts_without_a_server_for_transfers() -> None:
     service = SimpleNamespace(get_kv_class={"sender": list}.get)
     probe._hook_transfers(service)
