@@ -22,8 +22,8 @@ expanded."""
 _GRAPH_TOKENS = 8192
 """Most new tokens of a prefill graph, if chunks are as large."""
 V4_GRAPHS = (
-    "Prefills of V4 Flash took 44% less by --cuda-graph-backend-prefill breakable (large ones up "
-    "to 9% more; 12 layers, H200), which SGLang leaves off for its memory, there 6.4 GB"
+    "Prefills of V4 Flash took 42% less by --cuda-graph-backend-prefill breakable (large ones up "
+    "to 10% more; 43 layers, H200), which SGLang leaves off for its memory, there 7.1 GB"
 )
 """What DeepSeek V4 gains by a flag alone (docs/gains.md)."""
 

@@ -319,7 +319,7 @@ ROWS: tuple[Row, ...] = (
         Part.DECODE_GRAPHS,
     ),
     _row(
-        "no decode CUDA graphs",
+        "no decode CUDA graphs (a prefill server has them by `--cuda-graph-backend-decode full`)",
         lambda engine: not hasattr(engine.runner.decode_cuda_graph_runner, "capture_bs"),
         Part.DECODE_GRAPHS,
     ),
