@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-REFUSALS = __name__
-"""The log of answers that are no fault of a client."""
-_log = logging.getLogger(REFUSALS)
+_log = logging.getLogger(__name__)
 
 _STATUSES: tuple[tuple[type[NsaTuneError], int], ...] = (
     (JobLost, 409),
@@ -40,6 +38,8 @@ _STATUSES: tuple[tuple[type[NsaTuneError], int], ...] = (
     (StoreError, 503),
 )
 _RETRY_AFTER_S = {Busy: 5, TooManyJobs: 3600}  # fmt: skip
+_BETWEEN_LINES_S = 60.0
+"""From one line in the log to the next: visitors must not fill it."""
 _SENTENCES = {404: "there is nothing at this address", 405: "this address takes another method"}
 
 
@@ -91,6 +91,7 @@ class _Answers:
     def __init__(self, service: Service) -> None:
         self._metrics = service.metrics
         self._folder = f"{service.database.absolute().parent}/"
+        self._quiet_until = 0.0
 
     def route(self, path: str, method: str, endpoint: Endpoint) -> Route:
         """A route whose errors are sentences."""
@@ -117,7 +118,8 @@ class _Answers:
         if isinstance(error, HTTPException):
             return _error(error.status_code, error.detail, error.headers)
         status = next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
-        if status >= 500 and not isinstance(error, Busy):
+        if status >= 500 and not isinstance(error, Busy) and monotonic() >= self._quiet_until:
+            self._quiet_until = monotonic() + _BETWEEN_LINES_S
             _log.warning("%s", error)
         # Where files lie does not concern a visitor.
         after = _RETRY_AFTER_S.get(type(error))

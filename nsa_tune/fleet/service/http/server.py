@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import closing
@@ -9,9 +10,8 @@ from contextlib import closing
 import uvicorn
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.fleet.service.http.application import REFUSALS, application
+from nsa_tune.fleet.service.http.application import application
 from nsa_tune.fleet.service.http.connections import BACKLOG, limited_to, most_connections
-from nsa_tune.fleet.service.http.sparing_log import sparing
 from nsa_tune.fleet.service.service import Service, Settings
 
 _QUEUED = 1024
@@ -40,7 +40,9 @@ def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], No
             raise NsaTuneError(
                 f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
             ) from error
-        with listener, sparing("asyncio", "uvicorn.error", REFUSALS):
+        # As uvicorn, it says nothing of clients that leave: they would fill a log.
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
+        with listener:
             shown = f"[{name}]" if ":" in name else name
             ready(f"http://{shown}:{listener.getsockname()[1]}/")
             uvicorn.Server(config_of(service)).run(sockets=[listener])
@@ -50,6 +52,6 @@ def config_of(service: Service) -> uvicorn.Config:
     """How `service` is served: within limits that no visitor passes."""
     return uvicorn.Config(
         application(service), http=limited_to(most_connections()), backlog=BACKLOG,
-        log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
+        log_level="error", access_log=False, server_header=False, lifespan="off", ws="none",
         h11_max_incomplete_event_size=_LONGEST_HEAD, timeout_graceful_shutdown=_LEAVE_S,
     )  # fmt: skip

@@ -228,7 +228,9 @@ def test_a_bad_table_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("value", [None, 5, 0.5])
-def test_a_damaged_table_costs_its_own_report_only(value: object, tmp_path: Path) -> None:
+def test_a_damaged_table_costs_its_own_report_and_a_line_a_minute(
+    value: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "t.db"
     keys = (H200_KEY, replace(H200_KEY, heads=16))
     with Store.open(path) as store:
@@ -239,9 +241,10 @@ def test_a_damaged_table_costs_its_own_report_only(value: object, tmp_path: Path
         connection.execute("UPDATE measurements SET batch = ? WHERE id = 1", [value])
     with served(path) as service:
         assert [service.get(page).status for page in ("/", "/v1/tables")] == [200, 200]
-        bad, good = (service.get(f"/report/{key.digest}") for key in keys)
+        bad, good, again = (service.get(f"/report/{key.digest}") for key in (*keys, keys[0]))
 
-    assert (bad.status, good.status) == (503, 200)
+    assert (bad.status, good.status, again.status) == (503, 200, 503)
+    assert [line.name.rpartition(".")[2] for line in caplog.records] == ["application"]
     assert "t.db is damaged" in bad.document["error"]
 
 

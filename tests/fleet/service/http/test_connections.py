@@ -1,8 +1,7 @@
-"""The service goes on however many visitors say nothing, and none of them fills its log."""
+"""The service goes on however many visitors say nothing."""
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -16,7 +15,6 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from nsa_tune.fleet.service.http import connections
-from nsa_tune.fleet.service.http.sparing_log import Sparing, sparing
 from tests.fleet.service.served import Served, served
 
 
@@ -64,27 +62,3 @@ def test_of_too_many_the_longest_silent_makes_room(silent: Served) -> None:
         for _ in range(60):
             connected.enter_context(closing(_connected(silent.port)))
         assert silent.get("/healthz", role=None).status == 200
-
-
-def test_a_log_gets_ten_lines_a_minute_and_the_number_of_the_others() -> None:
-    now = [0.0]
-    rule = Sparing(lambda: now[0])
-    records = [logging.makeLogRecord({"msg": f"line {i}"}) for i in range(1000)]
-
-    passed = [record for record in records if rule.filter(record)]
-    now[0] = 61.0
-    last = logging.makeLogRecord({"msg": "line %s", "args": ("x",)})
-
-    assert len(passed) == 10
-    assert rule.filter(last)
-    assert last.getMessage() == "line x (990 lines left out before)"
-
-
-def test_loggers_are_spared_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("asyncio")
-    with sparing("asyncio"):
-        for _ in range(50):
-            logger.error("out of descriptors")
-    assert len(caplog.records) == 10
-    logger.error("again")
-    assert len(caplog.records) == 11
