@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -37,13 +38,12 @@ def serve(
     """Serve tables to many hosts; workers take jobs from here and push what they measure."""
     try:
         from nsa_tune.fleet.service.http.server import serve as run_service
-        from nsa_tune.fleet.service.service import Settings
+        from nsa_tune.fleet.service.service import Service
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise ExtraMissing.of("the service", "serve") from None
     path = database or places.database_to_write()
-    settings = Settings(path, auto_approve, lease)
 
     def ready(address: str) -> None:
         say(
@@ -54,6 +54,7 @@ def serve(
     # uvicorn finishes what is under way, and then hands the signal on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run_service(settings, host=host, port=port, ready=ready)
+        with closing(Service(path, auto_approve=auto_approve, lease_s=lease)) as service:
+            run_service(service, host=host, port=port, ready=ready)
     except KeyboardInterrupt:
         say("the service has ended")

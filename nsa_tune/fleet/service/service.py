@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nsa_tune._errors import StoreError
 from nsa_tune.db.store import Store
@@ -40,61 +39,38 @@ class Busy(StoreError):
     """Too much of this kind is under way; the same may be asked in some seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What whoever starts a service decides."""
-
-    database: Path
-    auto_approve: bool = False
-    """Queue proposed jobs at once."""
-    lease_s: float = LEASE_S
-    """How long a worker may be silent before its job goes to another."""
-
-
-class _Threads(NamedTuple):
-    writing: ThreadPoolExecutor
-    """One: SQLite takes one writer anyway."""
-    checking: ThreadPoolExecutor
-    """What holds a whole table in memory."""
-    copying: ThreadPoolExecutor
-    """Of the whole database, which may take half a minute."""
-    making: ThreadPoolExecutor
-    """Small bodies."""
-    state: ThreadPoolExecutor
-
-    @classmethod
-    def begun(cls, opened: ExitStack) -> _Threads:
-        pools = [
-            ThreadPoolExecutor(count, thread_name_prefix=name)
-            for name, count in zip(cls._fields, (1, 2, 1, 2, 8), strict=True)
-        ]
-        for pool in pools:
-            opened.callback(pool.shutdown, cancel_futures=True)
-        return cls(*pools)
-
-
 class Service:
     """Open databases. `close` it at the end."""
 
-    def __init__(self, settings: Settings) -> None:
-        path = settings.database
+    def __init__(self, path: Path, *, auto_approve: bool = False, lease_s: float = LEASE_S) -> None:
+        """Serve the database `path`. With `auto_approve` proposed jobs are queued at once; a worker
+        that is silent for `lease_s` loses its job to another."""
         self.database = path
         with ExitStack() as opened:
-            self._threads = _Threads.begun(opened)
-            writer = self._threads.writing
+
+            def threads(count: int) -> ThreadPoolExecutor:
+                pool = ThreadPoolExecutor(count)
+                opened.callback(pool.shutdown, cancel_futures=True)
+                return pool
+
+            writer = self._writing = threads(1)  # SQLite takes one writer anyway
+            self._checks = threads(2)  # of what holds a whole table in memory
+            self._copying = threads(1)  # the whole database, which may take half a minute
+            self._making = threads(2)  # small bodies
+            self._in_state = threads(8)
             self._store = writer.submit(Store.open, path).result()
             opened.callback(lambda: writer.submit(self._store.close).result())
             state = self._state = opened.enter_context(State.open(state_path(path)))
             # A connection of its own: whoever is let in does not wait for a job to be read.
             self.tokens = Tokens(opened.enter_context(State.open(state_path(path))))
-            self.jobs = Jobs(state, lease_s=settings.lease_s, approve=settings.auto_approve)
+            self.jobs = Jobs(state, lease_s=lease_s, approve=auto_approve)
             self.jobs.resume()
             self.demand = Demand(state, self.jobs)
             self.weights = BatchWeights(state)
             self._index = Index(path)
             opened.callback(self._index.close)
             # Ahead of whoever needs all tables; until then hosts ask for theirs alone.
-            self._threads.state.submit(self._index.held)
+            self._in_state.submit(self._index.held)
             self._bodies = Bodies()
             self._receiving: Counter[str] = Counter()
             self._checking = 0
@@ -115,7 +91,7 @@ class Service:
 
     async def in_state(self, act: Callable[..., Result], *arguments: object) -> Result:
         """What `act` returns, which uses the service's own database."""
-        return await _run(self._threads.state, lambda: act(*arguments))
+        return await _run(self._in_state, lambda: act(*arguments))
 
     async def check(self, act: Callable[[], Result]) -> Result:
         """What `act` returns, which holds a table or a log in memory.
@@ -127,19 +103,19 @@ class Service:
             raise Busy(f"{self._checking} uploads are being checked; send it again")
         self._checking += 1
         try:
-            return await _run(self._threads.checking, act)
+            return await _run(self._checks, act)
         finally:
             self._checking -= 1
 
     async def copy(self) -> Body:
         """The whole database as one file."""
-        version, pool = await self.in_state(self._index.version), self._threads.copying
+        version, pool = await self.in_state(self._index.version), self._copying
         make = partial(whole, self.database)
         return await self._bodies.get("whole", str(version), make, partial(_run, pool))
 
     async def body(self, name: str, version: str, make: Make) -> Body:
         """The small body `name`, which `make` makes if there is none of this version."""
-        return await self._bodies.get(name, version, make, partial(_run, self._threads.making))
+        return await self._bodies.get(name, version, make, partial(_run, self._making))
 
     async def large_body(self, name: str, version: str, make: Make) -> Body:
         """The same where `make` holds a whole table in memory."""
@@ -180,7 +156,7 @@ class Service:
             StoreError: when it cannot be stored: nothing of it is, then.
         """
         table = await self.check(lambda: checked(path))
-        merged = await _run(self._threads.writing, lambda: merge(self._store, path, table))
+        merged = await _run(self._writing, lambda: merge(self._store, path, table))
         self.metrics.rows.labels("added").inc(merged.added)
         self.metrics.rows.labels("known").inc(merged.known)
         return merged

@@ -16,7 +16,7 @@ from typing import Any
 
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.http.server import config_of
-from nsa_tune.fleet.service.service import Service, Settings
+from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.state import State, state_path
 from tests.serving import Answer, answer_of, serving
 
@@ -63,7 +63,7 @@ def served(database: Path, **settings: Any) -> Iterator[Served]:
     """A service in a thread of its own."""
     tokens = tokens_of(database)
     with (
-        closing(Service(Settings(database, **settings))) as service,
+        closing(Service(database, **settings)) as service,
         serving(config_of(service)) as port,
     ):
         yield Served(port, tokens)

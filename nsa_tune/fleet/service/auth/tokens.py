@@ -8,7 +8,6 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from threading import Lock
 
 from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.fleet.service.state import State
@@ -48,9 +47,6 @@ class Tokens:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._lock = Lock()
-        self._known: dict[str, Token] = {}
-        self._version: int | None = None
 
     def add(self, name: str, role: Role) -> str:
         """A new token of this name; nothing shows it again.
@@ -68,7 +64,6 @@ class Tokens:
             if connection.execute("SELECT 1 FROM tokens WHERE name = ?", [name]).fetchone():
                 raise UsageError(f"there is a token {name} already; revoke it, or choose a name")
             connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
-        self._version = None
         return secret
 
     def all(self) -> list[Token]:
@@ -85,24 +80,16 @@ class Tokens:
         """
         with self._state.writing() as connection:
             count = connection.execute("DELETE FROM tokens WHERE name = ?", [name]).rowcount
-        self._version = None
         if not count:
             raise UnknownName.of("token", name, [token.name for token in self.all()])
 
     def find(self, secret: str) -> Token | None:
         """Whose token `secret` is; None for nobody's. What `add` and `revoke` did in another
         process counts at once."""
-        with self._lock:
-            version = self._state.version
-            if version != self._version:
-                with self._state.reading() as connection:
-                    rows = connection.execute("SELECT hash, name, role, created_at FROM tokens")
-                    self._known = {
-                        hashed: Token(name, Role(role), created_at)
-                        for hashed, name, role, created_at in rows
-                    }
-                self._version = version
-            return self._known.get(_hash(secret))
+        query = "SELECT name, role, created_at FROM tokens WHERE hash = ?"
+        with self._state.reading() as connection:
+            row = connection.execute(query, [_hash(secret)]).fetchone()
+        return None if row is None else Token(row[0], Role(row[1]), row[2])
 
 
 def _hash(secret: str) -> str:

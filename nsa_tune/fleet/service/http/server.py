@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import closing
 
 import uvicorn
 
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.fleet.service.http.application import application
 from nsa_tune.fleet.service.http.connections import BACKLOG, limited_to, most_connections
-from nsa_tune.fleet.service.service import Service, Settings
+from nsa_tune.fleet.service.service import Service
 
 _QUEUED = 1024
 """Connections that the system holds until they are taken."""
@@ -22,30 +21,26 @@ _LEAVE_S = 10
 """For answers that are under way when the service is told to end."""
 
 
-def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve on `host` and `port` (0: a free one) until interrupted.
-
-    `ready` is called with the address.
+def serve(service: Service, *, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve on `host` and `port` (0: a free one) until interrupted. `ready` gets the address.
 
     Raises:
-        StoreError: when a database cannot be used.
         NsaTuneError: when the address cannot be used.
     """
     name = host.strip("[]")
-    with closing(Service(settings)) as service:
-        try:
-            family = socket.AF_INET6 if ":" in name else socket.AF_INET
-            listener = socket.create_server((name, port), family=family, backlog=_QUEUED)
-        except OSError as error:
-            raise NsaTuneError(
-                f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
-            ) from error
-        # As uvicorn, it says nothing of clients that leave: they would fill a log.
-        logging.getLogger("asyncio").setLevel(logging.ERROR)
-        with listener:
-            shown = f"[{name}]" if ":" in name else name
-            ready(f"http://{shown}:{listener.getsockname()[1]}/")
-            uvicorn.Server(config_of(service)).run(sockets=[listener])
+    try:
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        listener = socket.create_server((name, port), family=family, backlog=_QUEUED)
+    except OSError as error:
+        raise NsaTuneError(
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
+        ) from error
+    # As uvicorn, it says nothing of clients that leave: they would fill a log.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    with listener:
+        shown = f"[{name}]" if ":" in name else name
+        ready(f"http://{shown}:{listener.getsockname()[1]}/")
+        uvicorn.Server(config_of(service)).run(sockets=[listener])
 
 
 def config_of(service: Service) -> uvicorn.Config:

@@ -24,7 +24,7 @@ from nsa_tune.backend.types.records import Key
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.text_table import read_text
 from nsa_tune.fleet.service.auth.tokens import Role
-from nsa_tune.fleet.service.service import Busy, Service, Settings
+from nsa_tune.fleet.service.service import Busy, Service
 from nsa_tune.fleet.service.state import state_path
 from tests.fleet.service.made_up_tables import H200_KEY, TARGET, grown, text_of
 from tests.fleet.service.served import Process, Served, served, tokens_of, until
@@ -184,7 +184,7 @@ def test_two_tables_are_checked_at_once_and_sixteen_wait_at_most(tmp_path: Path)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return sum(isinstance(result, Busy) for result in results)
 
-    with closing(Service(Settings(tmp_path / "t.db"))) as service:
+    with closing(Service(tmp_path / "t.db")) as service:
         assert asyncio.run(load(service)) == 4
     assert max(counts) == 2
 
