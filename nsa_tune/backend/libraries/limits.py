@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Limit, Setting
@@ -52,31 +53,24 @@ def bound(setting: Setting, name: str, formula: int | None, most: int) -> int | 
     return formula if probed is None else min(probed, formula)
 
 
-def at_most_rows(most: int, why: str) -> Limit:
-    """Forbids more than `most` query tokens; `why` goes on after "N rows"."""
+def at_most(most: int, size: Callable[[Batch], int], why: Callable[[int], str]) -> Limit:
+    """Forbids batches whose `size` passes `most`; `why` is the clause for such a size."""
 
     def limit(batch: Batch) -> str | None:
-        return None if batch.q_tokens <= most else f"{batch.q_tokens} rows {why}"
+        found = size(batch)
+        return None if found <= most else why(found)
 
     return limit
+
+
+def at_most_rows(most: int, why: str) -> Limit:
+    """Forbids more than `most` query tokens; `why` goes on after "N rows"."""
+    return at_most(most, attrgetter("q_tokens"), lambda rows: f"{rows} rows {why}")
 
 
 def index_offsets(setting: Setting, why: str) -> Limit:
     """Forbids rows whose selections pass 32-bit offsets."""
     return at_most_rows((2**31 - 1) // setting.profile.index_topk, why)
-
-
-def first_of(*limits: Limit) -> Limit:
-    """Forbids what any of `limits` forbids; the first gives the reason."""
-
-    def limit(batch: Batch) -> str | None:
-        for part in limits:
-            reason = part(batch)
-            if reason is not None:
-                return reason
-        return None
-
-    return limit
 
 
 def quarter_of_memory(needed: Callable[[Batch], int], what: str, setting: Setting) -> Limit | None:
@@ -89,13 +83,7 @@ def quarter_of_memory(needed: Callable[[Batch], int], what: str, setting: Settin
     """
     if not setting.device.memory:
         return None
-    most = setting.device.memory // 4
-
-    def limit(batch: Batch) -> str | None:
-        size = needed(batch)
-        return None if size <= most else beyond_memory(size, what)
-
-    return limit
+    return at_most(setting.device.memory // 4, needed, lambda size: _beyond_memory(size, what))
 
 
 def rows_in_quarter_of_memory(
@@ -104,16 +92,12 @@ def rows_in_quarter_of_memory(
     """The same for `row_bytes` a query token, of which there are `more_rows` more."""
     if not setting.device.memory:
         return None
-    most = max(setting.device.memory // 4 // row_bytes - more_rows, 0)
-
-    def limit(batch: Batch) -> str | None:
-        if batch.q_tokens <= most:
-            return None
-        return beyond_memory((batch.q_tokens + more_rows) * row_bytes, what)
-
-    return limit
+    return at_most(
+        max(setting.device.memory // 4 // row_bytes - more_rows, 0),
+        attrgetter("q_tokens"),
+        lambda rows: _beyond_memory((rows + more_rows) * row_bytes, what),
+    )
 
 
-def beyond_memory(size: int, what: str) -> str:
-    """The clause that `size` bytes of `what` are too many."""
+def _beyond_memory(size: int, what: str) -> str:
     return f"{size / 2**30:.1f} GiB of {what} pass a quarter of the device's memory"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 
-from nsa_tune.backend.libraries.limits import at_most_rows, rows_in_quarter_of_memory
+from nsa_tune.backend.libraries.limits import at_most, at_most_rows, rows_in_quarter_of_memory
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Guard, Limit, Setting, some_rows
+from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _FEW = 64
 _SAMPLED_TOPK = 2048
@@ -16,24 +16,14 @@ _SAMPLED_TOPK = 2048
 
 def _dense_exact(setting: Setting) -> Limit:
     topk = setting.profile.index_topk
-
-    def limit(batch: Batch) -> str | None:
-        if batch.max_kv <= topk:
-            return None
-        return f"dense attention equals sparse only up to {topk} kv tokens, {batch.max_kv} given"
-
-    return limit
+    why = f"dense attention equals sparse only up to {topk} kv tokens"
+    return at_most(topk, attrgetter("max_kv"), lambda tokens: f"{why}, {tokens} given")
 
 
 def _chunk_capacity(setting: Setting) -> Limit:
     most = setting.max_chunk_kv
-
-    def limit(batch: Batch) -> str | None:
-        if batch.kv_tokens <= most:
-            return None
-        return f"{batch.kv_tokens} kv tokens pass the chunk capacity of {most}"
-
-    return limit
+    why = f"kv tokens pass the chunk capacity of {most}"
+    return at_most(most, attrgetter("kv_tokens"), lambda tokens: f"{tokens} {why}")
 
 
 def _nothing_to_select(setting: Setting) -> Limit:
@@ -105,8 +95,10 @@ SOME_PREFIX = Guard(
     ),
 )  # fmt: skip
 SOME_ROWS = Guard(
-    "some_rows", "semantic", "CUDA refuses a grid of 0 blocks", in_any_setting(some_rows)
-)
+    "some_rows", "semantic", "CUDA refuses a grid of 0 blocks",
+    # No constructor of Batch makes one without a query; an idle rank of data parallelism has one.
+    whenever(lambda batch: batch.q_tokens <= 0, "a kernel cannot be launched without a query"),
+)  # fmt: skip
 SEVERAL_QUERIES = Guard(
     "several_queries", "semantic", "a row of one query: flashmla_kv itself",
     whenever(

@@ -108,12 +108,6 @@ class Guard:
         return limit(batch) if callable(limit) else limit
 
 
-def some_rows(batch: Batch) -> str | None:
-    """Forbids a batch without a query. No constructor of Batch makes one; an idle rank of data
-    parallelism has one."""
-    return None if batch.q_tokens > 0 else "a kernel cannot be launched without a query"
-
-
 class Position(NamedTuple):
     """All that a surface knows of a batch."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
-from nsa_tune.backend.libraries.limits import at_most_rows, bound, quarter_of_memory
+from nsa_tune.backend.libraries.limits import at_most, at_most_rows, bound, quarter_of_memory
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 
@@ -67,22 +68,14 @@ def _metadata(setting: Setting) -> Limit | str:
 
 
 def _next_n(setting: Setting) -> Limit | None:
-    limits = [
-        *([2] if setting.device.arch == "sm90" else []),
-        *(value for name, value in setting.limits.items() if name == "deep_gemm_next_n"),
-    ]
-    if not limits:
+    formula = 2 if setting.device.arch == "sm90" else None
+    known = (formula, setting.limits.get("deep_gemm_next_n"))
+    most = min((limit for limit in known if limit is not None), default=None)
+    if most is None:
         return None
-    most = min(limits)
     words = "1 or 2" if most == 2 else f"up to {most}"
-    where = setting.device.arch.upper()
-
-    def limit(batch: Batch) -> str | None:
-        if batch.next_n <= most:
-            return None
-        return f"DeepGEMM takes next_n {words} on {where}, {batch.next_n} given"
-
-    return limit
+    why = f"DeepGEMM takes next_n {words} on {setting.device.arch.upper()}"
+    return at_most(most, attrgetter("next_n"), lambda next_n: f"{why}, {next_n} given")
 
 
 def paged_logits_bytes(batch: Batch) -> int:

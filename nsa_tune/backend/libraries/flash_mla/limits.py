@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from nsa_tune.backend.libraries.limits import (
+    at_most,
     at_most_rows,
-    beyond_memory,
     bound,
     index_offsets,
+    quarter_of_memory,
     rows_in_quarter_of_memory,
 )
 from nsa_tune.backend.types.batch import Batch
@@ -149,16 +151,9 @@ def _mixed_offsets(setting: Setting) -> Limit | str:
         return too_many_heads(setting)
     # One row of all queries, in one part once they fill the device: twice the queries.
     most = (INT32 - 1) // (heads * 512) // 2
-
-    def limit(batch: Batch) -> str | None:
-        if batch.q_tokens <= most:
-            return None
-        return (
-            f"{batch.q_tokens} queries of {heads} heads in one row pass {most}, "
-            "behind which FlashMLA's int32 split offsets overflow"
-        )
-
-    return limit
+    why = f"in one row pass {most}, behind which FlashMLA's int32 split offsets overflow"
+    queries = attrgetter("q_tokens")
+    return at_most(most, queries, lambda count: f"{count} queries of {heads} heads {why}")
 
 
 def too_many_heads(setting: Setting) -> str:
@@ -180,18 +175,14 @@ def _sparse_fwd_bytes(setting: Setting) -> Limit | None:
 
 
 def _widened_bytes(setting: Setting) -> Limit | None:
-    if setting.layout is not KVLayout.FP8_PACKED or not setting.device.memory:
-        return None
     token_bytes = 2 * setting.profile.latent
-    most = setting.device.memory // 4 // token_bytes
 
-    def limit(batch: Batch) -> str | None:
+    def needed(batch: Batch) -> int:
         # Without a prefix nothing is dequantized.
-        if batch.kv_tokens <= most or not batch.prefix_tokens:
-            return None
-        return beyond_memory(batch.kv_tokens * token_bytes, "dequantized latents")
+        return batch.kv_tokens * token_bytes if batch.prefix_tokens else 0
 
-    return limit
+    packed = setting.layout is KVLayout.FP8_PACKED
+    return quarter_of_memory(needed, "dequantized latents", setting) if packed else None
 
 
 def _shape(setting: Setting) -> str | None:

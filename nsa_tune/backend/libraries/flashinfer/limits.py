@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.libraries.limits import at_most_rows
+from nsa_tune.backend.libraries.limits import at_most, at_most_rows
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 
@@ -16,30 +16,20 @@ def _fa3_works(setting: Setting) -> Limit:
     heads = setting.heads
     most = (_INT_WORKSPACE - 4 * (setting.device.sms + 1) - 128) // 28
 
-    def limit(batch: Batch) -> str | None:
+    def works(batch: Batch) -> int:
         # At most one tile of 128 queries more a sequence than the queries fill. Above 4096 of them
         # the plan makes one schedule for all heads.
         tiles = batch.q_tokens // 128 + batch.batch_size
-        works = tiles * heads if tiles <= 4097 else tiles
-        if works <= most:
-            return None
-        return f"up to {works} work items pass the {most} that FlashInfer's fa3 plan has room for"
+        return tiles * heads if tiles <= 4097 else tiles
 
-    return limit
+    why = f"work items pass the {most} that FlashInfer's fa3 plan has room for"
+    return at_most(most, works, lambda count: f"up to {count} {why}")
 
 
-def _fa2_works(setting: Setting) -> Limit:
-    del setting
-
-    def limit(batch: Batch) -> str | None:
-        # Three int32 a tile of at least 16 queries, one a row to merge, and sequences' offsets.
-        rows, sequences = batch.q_tokens, batch.batch_size
-        needed = 4 * (3 * (rows // 16 + sequences) + rows + 2 * (sequences + 1))
-        if needed <= _INT_WORKSPACE:
-            return None
-        return f"a plan of {needed} bytes passes the {_INT_WORKSPACE} of FlashInfer's int workspace"
-
-    return limit
+def _fa2_plan_bytes(batch: Batch) -> int:
+    """Three int32 a tile of at least 16 queries, one a row to merge, and sequences' offsets."""
+    rows, sequences = batch.q_tokens, batch.batch_size
+    return 4 * (3 * (rows // 16 + sequences) + rows + 2 * (sequences + 1))
 
 
 _RAGGED_WIDTHS = {(64, 64), (128, 128), (256, 256), (192, 128)}
@@ -56,18 +46,18 @@ def _ragged_shape(setting: Setting) -> str | None:
 def _ragged_workspace(setting: Setting) -> Limit:
     heads = setting.heads
 
-    def limit(batch: Batch) -> str | None:
+    def needed(batch: Batch) -> int:
         longest = max(batch.new_lens) if batch.new_lens else min(batch.q_tokens, batch.max_kv)
         statistics = 8 * heads * batch.batch_size * ((longest + 255) // 256) * 256
-        needed = statistics + 8 * 2**20 + 2**20
-        if needed <= WORKSPACE_BYTES_TRTLLM:
-            return None
-        return (
-            f"TRT-LLM's ragged attention needs {needed / 2**20:.0f} MiB of workspace, "
-            f"it has {WORKSPACE_BYTES_TRTLLM // 2**20}"
-        )
+        return statistics + 8 * 2**20 + 2**20
 
-    return limit
+    return at_most(
+        WORKSPACE_BYTES_TRTLLM, needed,
+        lambda size: (
+            f"TRT-LLM's ragged attention needs {size / 2**20:.0f} MiB of workspace, "
+            f"it has {WORKSPACE_BYTES_TRTLLM // 2**20}"
+        ),
+    )  # fmt: skip
 
 
 def _trtllm_sparse_shape(setting: Setting) -> str | None:
@@ -95,17 +85,15 @@ def _mla_shape(setting: Setting) -> str | None:
 def _mla_works(setting: Setting) -> Limit:
     heads, most = setting.heads, 16384 - setting.device.sms
 
-    def limit(batch: Batch) -> str | None:
+    def works(batch: Batch) -> int:
         # Tiles of one block, or of two that share them where a sequence has more; as many parts
         # more as there are blocks. The plan does not check the room for them.
         pairs = batch.q_tokens * heads
         width = 128 if pairs > 65 * batch.batch_size - 1 else 64
-        works = pairs // width + batch.batch_size
-        if works <= most:
-            return None
-        return f"up to {works} work items pass the {most} that FlashInfer's MLA plan has room for"
+        return pairs // width + batch.batch_size
 
-    return limit
+    why = f"work items pass the {most} that FlashInfer's MLA plan has room for"
+    return at_most(most, works, lambda count: f"up to {count} {why}")
 
 
 _FILTERED_TOPK = 2048
@@ -125,8 +113,14 @@ FA3_WORKS = Guard(
     _fa3_works,
 )  # fmt: skip
 FA2_WORKS = Guard(
-    "fa2_works", "formula", "FlashInfer scheduler.cuh PrefillPlan, 8 MiB int workspace", _fa2_works
-)
+    "fa2_works", "formula", "FlashInfer scheduler.cuh PrefillPlan, 8 MiB int workspace",
+    lambda setting: at_most(
+        _INT_WORKSPACE, _fa2_plan_bytes,
+        lambda size: (
+            f"a plan of {size} bytes passes the {_INT_WORKSPACE} of FlashInfer's int workspace"
+        ),
+    ),
+)  # fmt: skip
 RAGGED_SHAPE = Guard(
     "ragged_shape", "formula", "FlashInfer prefill.py BatchPrefillWithRaggedKVCacheWrapper",
     _ragged_shape,

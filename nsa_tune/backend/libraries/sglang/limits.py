@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.libraries.limits import (
-    first_of,
     index_offsets,
     quarter_of_memory,
     rows_in_quarter_of_memory,
@@ -43,7 +42,9 @@ def _q8_bytes(setting: Setting) -> Limit | None:
 
     operands = rows_in_quarter_of_memory(row_bytes, "operands of the fp8 prefill kernel", setting)
     gathered = quarter_of_memory(gathered_bytes, "gathered fp8 latents", setting)
-    return None if operands is None or gathered is None else first_of(operands, gathered)
+    if operands is None or gathered is None:
+        return None
+    return lambda batch: operands(batch) or gathered(batch)
 
 
 def _triton_shape(setting: Setting) -> str | None:

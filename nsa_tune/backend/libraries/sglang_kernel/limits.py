@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.libraries.limits import at_most_rows
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.libraries.limits import at_most, at_most_rows
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _INT32 = 2**31
@@ -47,16 +46,12 @@ def _varlen_shape(setting: Setting) -> str | None:
 
 def _absorbed_offsets(setting: Setting) -> Limit:
     most = (_INT32 - 1) // (setting.heads * setting.profile.rank)
-
-    def limit(batch: Batch) -> str | None:
-        entries = batch.batch_size * batch.max_kv
-        if batch.q_tokens > most:
-            return f"{batch.q_tokens} rows pass {most}, behind which offsets of the output overflow"
-        if entries >= _INT32:
-            return f"a page table of {entries} entries passes int32 offsets"
-        return None
-
-    return limit
+    output = at_most_rows(most, f"pass {most}, behind which offsets of the output overflow")
+    table = at_most(
+        _INT32 - 1, lambda batch: batch.batch_size * batch.max_kv,
+        lambda entries: f"a page table of {entries} entries passes int32 offsets",
+    )  # fmt: skip
+    return lambda batch: output(batch) or table(batch)
 
 
 FA3_VARLEN_SHAPE = Guard(
