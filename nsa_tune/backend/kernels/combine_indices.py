@@ -20,7 +20,7 @@ def combined_width(window: int, extra: int) -> int:
 def _combine_kernel(
     window, window_lengths, extra, extra_lengths, out, lengths,
     rows, width, window_stride, extra_stride, shift,
-    EXTRA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -30,17 +30,14 @@ def _combine_kernel(
     start = row.to(tl.int64)[:, None]
     inside = here[:, None] & (column < count[:, None])
     index = tl.load(window + start * window_stride + column, mask=inside, other=-1)
-    total = count
-    if EXTRA:
-        more = tl.load(extra_lengths + row, mask=here, other=0)
-        total = count + more
-        behind = column - count[:, None]
-        inside = here[:, None] & (behind >= 0) & (behind < more[:, None])
-        chosen = tl.load(extra + start * extra_stride + behind, mask=inside, other=-1)
-        index = tl.where(chosen >= 0, chosen + shift, index)
+    more = tl.load(extra_lengths + row, mask=here, other=0)
+    behind = column - count[:, None]
+    inside = here[:, None] & (behind >= 0) & (behind < more[:, None])
+    chosen = tl.load(extra + start * extra_stride + behind, mask=inside, other=-1)
+    index = tl.where(chosen >= 0, chosen + shift, index)
     tl.store(out + start * width + column, index, mask=here[:, None])
     if tl.program_id(1) == 0:
-        tl.store(lengths + row, total, mask=here)
+        tl.store(lengths + row, count + more, mask=here)
 
 
 def combine_indices(
@@ -70,6 +67,6 @@ def combine_indices(
     _combine_kernel[(triton.cdiv(rows, each), width // _COLUMNS)](
         window, window_lengths, extra, extra_lengths, out, lengths,
         rows, width, window.stride(0), extra.stride(0), shift,
-        EXTRA=True, ROWS=each, COLUMNS=_COLUMNS, num_warps=warps,
+        ROWS=each, COLUMNS=_COLUMNS, num_warps=warps,
     )  # fmt: skip
     return out, lengths

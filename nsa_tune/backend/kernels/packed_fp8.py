@@ -49,27 +49,25 @@ def dequantize_reference(
     pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int
 ) -> torch.Tensor:
     """`dequantize` in plain torch, on any device."""
+    return _values(pool, slots, rank, rope).to(torch.bfloat16)
+
+
+def _values(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) -> torch.Tensor:
+    """[tokens, rank + rope] fp32: what the tokens stand for."""
     rows = pool[slots.long()]
     values = rows[:, :rank].contiguous().view(torch.float8_e4m3fn).float()
     scales = rows[:, rank : rank + 4 * (rank // SCALE_TILE)].contiguous().view(torch.float32)
     latent = values.unflatten(-1, (-1, SCALE_TILE)) * scales[..., None]
     tail = rows[:, -2 * rope :].contiguous().view(torch.bfloat16)
-    return torch.cat((latent.flatten(1).to(torch.bfloat16), tail), dim=-1)
+    return torch.cat((latent.flatten(1), tail.float()), dim=-1)
 
 
 def narrow_reference(
     pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int, spare: int = 0
 ) -> torch.Tensor:
     """`narrow` in plain torch, on any device."""
-    rows = pool[slots.long()]
-    values = rows[:, :rank].contiguous().view(torch.float8_e4m3fn).float()
-    scales = rows[:, rank : rank + 4 * (rank // SCALE_TILE)].contiguous().view(torch.float32)
-    latent = (values.unflatten(-1, (-1, SCALE_TILE)) * scales[..., None]).flatten(1)
-    tail = rows[:, -2 * rope :].contiguous().view(torch.bfloat16).float()
-    both = torch.cat((latent, tail), dim=-1).clamp(-_E4M3_MAX, _E4M3_MAX)
-    out = torch.zeros(len(rows) + spare, rank + rope, device=pool.device)
-    out[: len(rows)] = both
-    return out.to(torch.float8_e4m3fn)
+    values = _values(pool, slots, rank, rope).clamp(-_E4M3_MAX, _E4M3_MAX)
+    return torch.nn.functional.pad(values, (0, 0, 0, spare)).to(torch.float8_e4m3fn)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -35,7 +36,11 @@ class Answering:
     module: str
 
 
-_SGLANG = "sglang.kernels.ops.attention"
+def _of_sglang(name: str, module: str, since: str) -> Library:
+    """A part of SGLang, since this version."""
+    source = ("sglang", f"sglang.kernels.ops.attention.{module}")
+    return Library(name, (source,), f"pip install 'sglang>={since}'", optional=True)
+
 
 PROVIDERS: dict[str, Library] = {
     library.name: library
@@ -68,30 +73,10 @@ PROVIDERS: dict[str, Library] = {
         Library(
             "flashinfer", (("flashinfer-python", "flashinfer"),), "pip install flashinfer-python"
         ),
-        Library(
-            "sglang_q8",
-            (("sglang", f"{_SGLANG}.sparse_mla_q8kv8_prefill_sm90"),),
-            "pip install 'sglang>=0.5.17'",
-            optional=True,
-        ),
-        Library(
-            "sglang_topk_v2",
-            (("sglang", f"{_SGLANG}.dsv4.topk"),),
-            "pip install 'sglang>=0.5.19'",
-            optional=True,
-        ),
-        Library(
-            "sglang_triton",
-            (("sglang", f"{_SGLANG}.dsa.triton_sparse_mla_prefill"),),
-            "pip install 'sglang>=0.5.22'",
-            optional=True,
-        ),
-        Library(
-            "sglang_triton_decode",
-            (("sglang", f"{_SGLANG}.decode_attention"),),
-            "pip install 'sglang>=0.5.17'",
-            optional=True,
-        ),
+        _of_sglang("sglang_q8", "sparse_mla_q8kv8_prefill_sm90", "0.5.17"),
+        _of_sglang("sglang_topk_v2", "dsv4.topk", "0.5.19"),
+        _of_sglang("sglang_triton", "dsa.triton_sparse_mla_prefill", "0.5.22"),
+        _of_sglang("sglang_triton_decode", "decode_attention", "0.5.17"),
     )
 }
 
@@ -99,9 +84,10 @@ PROVIDERS: dict[str, Library] = {
 def answering(name: str) -> Answering | None:
     """Who answers for the library `name`, or None; reads package metadata only."""
     for distribution, module in PROVIDERS[name].sources:
-        version = _version(distribution)
-        if version is not None and _present(module):
-            return Answering(distribution, version, module)
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(distribution)
+            if _present(module):
+                return Answering(distribution, version, module)
     return None
 
 
@@ -110,13 +96,6 @@ def missing() -> frozenset[str]:
     return frozenset(
         name for name, library in PROVIDERS.items() if library.optional and answering(name) is None
     )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _present(module: str) -> bool:

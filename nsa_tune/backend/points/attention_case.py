@@ -10,7 +10,14 @@ import torch
 
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, placed, scatter, slots_for, spread_selection
+from nsa_tune.backend.points.paging import (
+    Paging,
+    placed,
+    query_rows,
+    scatter,
+    slots_for,
+    spread_selection,
+)
 from nsa_tune.backend.points.selections import Selection, selected_keys
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
@@ -80,15 +87,13 @@ class PrefillCase:
         self._layer = layer
         self.slots, self.block_table = paging.slots, paging.block_table
         self.has_prefix = batch.prefix_tokens > 0
-        prefix = torch.tensor([p for p, _ in batch.given_lens], device=device)
-        new = torch.tensor([e for _, e in batch.given_lens], device=device)
+        new = torch.tensor([new for _, new in batch.given_lens], device=device)
         self.starts_q = torch.cat((new.new_zeros(1), new.cumsum(0)))
         """[sequences + 1] int64: first query of each sequence."""
         self.starts_kv = paging.starts
         """[sequences + 1] int64: first kv token of each sequence."""
-        sequence = torch.repeat_interleave(torch.arange(len(new), device=device), new)
-        row = torch.arange(batch.q_tokens, device=device)
-        self.positions = row - self.starts_q[sequence] + prefix[sequence]
+        sequence, seen = query_rows(batch.given_lens, device)
+        self.positions = seen.long() - 1
         """[q tokens] int64: index of each query in its sequence."""
         self.first_key = self.starts_kv[sequence]
         """[q tokens] int64: first flattened kv token of each query's sequence."""

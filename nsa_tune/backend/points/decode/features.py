@@ -78,21 +78,12 @@ def _schedule(
     """Names, and a function of a batch and its attended pairs, of what only the kernels over this
     layout of a pool do."""
     if setting.layout is not KVLayout.BF16:
-        return FlashMlaTerms._fields, _flash_mla(setting)
+        blocks, grouped = schedules.flash_mla_blocks(setting), schedules.grouped_blocks(setting)
+        return (
+            FlashMlaTerms._fields,
+            lambda batch, attended: (blocks(batch.q_tokens), grouped(batch)),
+        )
     fa3, split = schedules.fa3(setting), schedules.split_triton_keys_per_sm(setting)
-
-    def terms(batch: Batch, attended: float) -> tuple[float, ...]:
-        return (*fa3(batch, attended), split(batch.q_tokens))
-
-    # Of `triton_split`, which has more parts than `triton`.
-    return (*schedules.Fa3Terms._fields, "split_keys_per_sm"), terms
-
-
-def _flash_mla(setting: Setting) -> Callable[[Batch, float], FlashMlaTerms]:
-    blocks, grouped = schedules.flash_mla_blocks(setting), schedules.grouped_blocks(setting)
-
-    def terms(batch: Batch, attended: float) -> FlashMlaTerms:
-        del attended
-        return FlashMlaTerms(blocks(batch.q_tokens), grouped(batch))
-
-    return terms
+    # The last of `triton_split`, which has more parts than `triton`.
+    names = (*schedules.Fa3Terms._fields, "split_keys_per_sm")
+    return names, lambda batch, attended: (*fa3(batch, attended), split(batch.q_tokens))

@@ -9,7 +9,7 @@ import torch
 
 from nsa_tune.backend.points.checked_rows import row_error
 from nsa_tune.backend.points.indexer_layout.case import key_pool
-from nsa_tune.backend.points.indexer_prefill.features import chunk_bytes
+from nsa_tune.backend.points.indexer_prefill.features import chunk_bytes, rows_per_chunk
 from nsa_tune.backend.points.paging import query_rows, scatter, slots_for
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
@@ -52,8 +52,7 @@ class LogitsCase:
         """[rows, heads, dim] e4m3."""
         self.weights = torch.rand(shape[:2], generator=generator, device=device)
         """[rows, heads] fp32."""
-        wide = -(-(batch.kv_tokens + 256) // 256) * 1024
-        self.rows_a_chunk = max(chunk_bytes(setting) // wide, 1)
+        self.rows_a_chunk = rows_per_chunk(batch, chunk_bytes(setting))
         """Rows whose ragged logits stay within the budget."""
 
     @cached_property

@@ -143,12 +143,9 @@ def _schedule(setting: Setting) -> tuple[tuple[str, ...], _Some]:
         names = ("lone_rows", *schedules.Fa3Terms._fields)
         return names, lambda batch, attended: (batch.q_tokens % 4 > 0, *fa3(batch, attended))
     blocks, mixed = schedules.flash_mla_blocks(setting), schedules.mixed_blocks(setting)
-
-    def terms(batch: Batch, attended: float) -> tuple[float, ...]:
-        del attended
-        return batch.q_tokens % 4 > 0, blocks(batch.q_tokens), mixed(batch.q_tokens)
-
-    return ("lone_rows", *FlashMlaTerms._fields), terms
+    return ("lone_rows", *FlashMlaTerms._fields), lambda batch, attended: (
+        batch.q_tokens % 4 > 0, blocks(batch.q_tokens), mixed(batch.q_tokens),
+    )  # fmt: skip
 
 
 def terms_of(

@@ -9,7 +9,8 @@ import torch
 
 from nsa_tune.backend.kernels import v4_paged
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, scatter, spread_selection
+from nsa_tune.backend.points.paging import Paging, query_rows, scatter, spread_selection
+from nsa_tune.backend.points.v4_prefill.features import extra_width
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
@@ -102,23 +103,15 @@ class V4PrefillCase:
         new = torch.tensor([new for _, new in self.batch.given_lens], device=device)
         total, window = torch.tensor(totals, device=device), torch.tensor(windows, device=device)
         self._starts_q = torch.cat((new.new_zeros(1), new.cumsum(0)))
-        sequence = torch.repeat_interleave(torch.arange(len(new), device=device), new)
-        row = torch.arange(self.batch.q_tokens, device=device)
-        self._positions = row - self._starts_q[sequence] + (total - new)[sequence]
+        sequence, seen = query_rows(self.batch.given_lens, device)
+        self._positions = seen.long() - 1
         self._first_window = (self._window.starts[:-1] - (total - window))[sequence]
         self._first_extra = self._extra.starts[:-1][sequence]
         self.window_lengths = (self._positions + 1).clamp_max(self.profile.window).int()
         """[q tokens] int32: window tokens that each query attends to."""
-        seen = (self._positions + 1) // self.ratio
-        self.extra_lengths = seen.clamp_max(self._most_extra).int()
+        self._most_extra = extra_width(self.profile, self.ratio, self.batch.max_kv)
+        self.extra_lengths = (seen // self.ratio).clamp_max(self._most_extra)
         """[q tokens] int32: compressed tokens that each query attends to."""
-
-    @property
-    def _most_extra(self) -> int:
-        """Ratio 4 selects index_topk compressed tokens; ratio 128 attends to all of them."""
-        if self.ratio == 4:
-            return self.profile.index_topk
-        return max(self.batch.max_kv // self.ratio, 1)
 
     @cached_property
     def window_indices(self) -> torch.Tensor:
