@@ -31,6 +31,14 @@ _COLUMNS = (
     "ran",
 )  # fmt: skip
 _NUMERIC = frozenset({1, 2, 4, 5, 7})
+_CAPTURING = (
+    "recording", "warming up", "instantiating", "preparing batches", "checking the top-k kernel",
+    "the rest of capturing",
+)  # fmt: skip
+_START = (
+    "the plug-in in all", "capturing", "recording", "comparing passes", "timing passes", "graphs",
+    "graphs_mib", "released_mib", "used_mib",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,6 +67,8 @@ def _engine(text: str, of: str | None) -> Engine:
 def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
     """What was measured, then each kind of test, then what else each engine noted."""
     yield head_table(engines)
+    if starts := [engine for engine in engines if "start" in engine.document]:
+        yield start_table(starts)
     for engine in engines:
         for kind in KINDS:
             contest = contest_of(engine, kind)
@@ -90,6 +100,17 @@ def head_table(engines: Sequence[Engine]) -> DisplayTable:
         "start, s", "failed tests",
     )  # fmt: skip
     return DisplayTable("Engines", columns, tuple(rows))
+
+
+def start_table(engines: Sequence[Engine]) -> DisplayTable:
+    """What starts took on rank 0."""
+    rows = []
+    for engine in engines:
+        start = engine.document["start"]
+        found = {**start, **start.get("by_rank", ({},))[0], "used_mib": start["used_mib"][0]}
+        found["capturing"] = round(sum(found.get(name, 0) for name in _CAPTURING), 1)
+        rows.append((engine.label, *(str(found.get(name) or "") for name in _START)))
+    return DisplayTable("Starts: rank 0's seconds, and MiB", ("engine", *_START), tuple(rows))
 
 
 def contest_table(contest: Contest, label: str) -> DisplayTable:

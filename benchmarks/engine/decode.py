@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.engine.cases import decode_batches_of
 from benchmarks.engine.configurations import DEFAULT, Configuration
-from benchmarks.engine.paired import ratio_of, verdict_of
 from benchmarks.engine.prefill import sweeps
 from benchmarks.engine.session import Pass, Session
 
@@ -81,7 +80,7 @@ def _figures(
 ) -> dict[str, Any]:
     gpu: dict[str, dict[int, float]] = {}
     gap: dict[str, dict[int, float]] = {}
-    kinds: dict[str, dict[str, Any]] = {}
+    both, kinds = {"gpu": gpu, "step": gap}, dict[str, dict[str, Any]]()
     for tag, (name, sweep) in asked.items():
         steps = steps_of(passes, tag, count)
         if len(steps) < 2:
@@ -92,26 +91,11 @@ def _figures(
             "mode": steps[0]["mode"], "graph": all(one["graph"] for one in steps),
             "steps": len(steps), "draft_gpu_ms": _draft_ms(passes, tag),
         }  # fmt: skip
-    base = gpu.get(DEFAULT) or next(iter(gpu.values()), {})
-    base_gap = gap.get(DEFAULT) or next(iter(gap.values()), {})
     return {
         name: kinds[name]
-        | _summary(gpu[name], base, "gpu")
-        | _summary(gap[name], base_gap, "step")
-        | {"sweeps": {"gpu_ms": _rounded(gpu[name]), "step_ms": _rounded(gap[name])}}
+        | {f"{what}_ms": round(median(ms[name].values()), 4) for what, ms in both.items()}
+        | {"sweeps": {f"{what}_ms": _rounded(ms[name]) for what, ms in both.items()}}
         for name in gpu
-    }
-
-
-def _summary(
-    sweeps_ms: Mapping[int, float], default: Mapping[int, float], what: str
-) -> dict[str, Any]:
-    ratio = ratio_of(sweeps_ms, default)
-    verdict = "verdict" if what == "gpu" else f"{what}_verdict"
-    return {
-        f"{what}_ms": round(median(sweeps_ms.values()), 4),
-        f"{what}_ratio": ratio,
-        verdict: verdict_of(ratio),
     }
 
 

@@ -234,15 +234,13 @@ def _figures(samples: Sequence[Sample], default: Mapping[int, Sample]) -> dict[s
     gpu_ms = {one.sweep: round(one.gpu_ms, 4) for one in samples}
     wall_ms = {one.sweep: round(one.wall_ms, 4) for one in samples}
     gpu = ratio_of(gpu_ms, {i: one.gpu_ms for i, one in default.items()})
-    wall = ratio_of(wall_ms, {i: one.wall_ms for i, one in default.items()})
     return {
         "gpu_ms": round(median(one.gpu_ms for one in samples), 4),
-        "gpu_min_ms": round(min(one.gpu_ms for one in samples), 4),
         "wall_ms": round(median(one.wall_ms for one in samples), 4),
         "host_ms": round(median(one.host_ms for one in samples), 4),
         "samples": len(samples), "ran": sorted({one.ran for one in samples}),
         "peak_mib": max((o.peak_mib for o in samples if o.peak_mib is not None), default=None),
-        "gpu_ratio": gpu, "wall_ratio": wall, "verdict": verdict_of(gpu),
+        "gpu_ratio": gpu, "verdict": verdict_of(gpu),
         "sweeps": {"gpu_ms": gpu_ms, "wall_ms": wall_ms},
     }  # fmt: skip
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.engine.configurations import DEFAULT, Configuration
-from benchmarks.engine.paired import ratio_of, spread_of, verdict_of
+from benchmarks.engine.configurations import Configuration
+from benchmarks.engine.paired import spread_of
 from benchmarks.engine.prefill import ran
 from benchmarks.engine.session import Pass, Session, sampling_of
 from benchmarks.engine.traces import Prompts, Request, read_trace
@@ -151,13 +151,11 @@ def _figures(
 
 
 def summary_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds of each configuration, and ratios to the default's same round."""
+    """Medians over the rounds of each configuration."""
     names = list(dict.fromkeys(run["configuration"] for run in runs))
     found = {}
     for name in names:
         mine = [run for run in runs if run["configuration"] == name]
-        seconds = _ratio(runs, name, lambda run: float(run["seconds"]))
-        ttft = _ratio(runs, name, lambda run: float(run["ttft_ms"]["mean"]))
         found[name] = {
             "seconds": round(median(run["seconds"] for run in mine), 4),
             "ttft_ms": {
@@ -167,19 +165,9 @@ def summary_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "tokens_per_s": round(median(run["tokens_per_s"] for run in mine), 1),
             "prefill_gpu_ms": round(median(run["prefill_gpu_ms"] for run in mine), 2),
             "peak_mib": max(run["peak_mib"] for run in mine), "rounds": len(mine),
-            "seconds_ratio": seconds, "ttft_ratio": ttft,
-            "verdict": verdict_of(seconds),
             "sweeps": {
                 "seconds": {run["round"]: run["seconds"] for run in mine},
                 "ttft_ms": {run["round"]: run["ttft_ms"]["mean"] for run in mine},
             },
         }  # fmt: skip
     return {"configurations": found, "runs": list(runs)}
-
-
-def _ratio(runs: Sequence[Mapping[str, Any]], name: str, value: Any) -> dict[str, Any] | None:
-    of = {
-        wanted: {run["round"]: value(run) for run in runs if run["configuration"] == wanted}
-        for wanted in (name, DEFAULT)
-    }
-    return ratio_of(of[name], of[DEFAULT])

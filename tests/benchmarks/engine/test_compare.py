@@ -90,6 +90,8 @@ def test_an_engine_without_the_plugin_stands_beside_those_where_it_is_paused(
         for name, ms in times.items()
     ]
     engines[1]["configurations"] = [{"name": "plugin", "plugin": True}]
+    took = {"the plug-in in all": 7.5, "warming up": 1.5, "recording": 4.0}
+    engines[1]["start"] = {"by_rank": [took], "graphs_mib": 123, "used_mib": [4567]}
     for document, ms in zip(engines, times.values(), strict=True):
         found = document["tests"]["decode"][0]["configurations"]["default"]
         found["sweeps"]["gpu_ms"] = {str(i): ms + 0.1 * (i % 3) for i in range(12)}
@@ -98,6 +100,7 @@ def test_an_engine_without_the_plugin_stands_beside_those_where_it_is_paused(
     assert main([str(tmp_path / name) for name in times]) == 0
     said = capsys.readouterr().out
     assert "32 sequences of 4096   30.10     33.10" in said
+    assert re.search(r"paused +7\.5 +5\.5 +4\.0 +123 +4567", said)
     assert f"{33.0 / 30.2:.3f} to {33.2 / 30.0:.3f}" in said
 
 
