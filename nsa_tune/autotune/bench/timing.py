@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter, perf_counter_ns, sleep
-from typing import Protocol
 
 import torch
 
@@ -63,8 +62,8 @@ class SlowedDown(MachineUnfit):
         )
 
 
-class Timer(Protocol):
-    """A timing protocol on one device."""
+class Timer:
+    """A timing protocol on one device; this one without anything to prepare or to free."""
 
     protocol: str
     most_seconds: float
@@ -75,9 +74,11 @@ class Timer(Protocol):
     def first(self, run: Run) -> torch.Tensor:
         """Run an arm for the first time, on the stream that samples it: it may compile or allocate
         here. Returns its output."""
+        return run()
 
     def sampler(self, run: Run) -> Sampler:
         """Prepare to time an arm that `first` has run."""
+        raise NotImplementedError
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
         """Bring the device up to its clock under load."""
@@ -87,9 +88,10 @@ class Timer(Protocol):
 
     def steady(self) -> bool:
         """False while the device is slowed down: the samples just taken are to be discarded."""
+        return True
 
 
-class CudaTimer:
+class CudaTimer(Timer):
     """Replays a CUDA graph of a pass's layers, each after an L2 flush, and times it by events.
 
     A graph holds only the GPU's work, so host overhead is in no sample. What starting a graph and
@@ -236,16 +238,13 @@ class CudaTimer:
         return graph
 
 
-class CpuTimer:
-    """Reads a monotonic clock before and after the call, with warm caches."""
+class CpuTimer(Timer):
+    """Reads a monotonic clock before and after the call, with warm caches. Nothing reports a CPU's
+    slowdowns."""
 
     protocol = "cpu-clock/1"
     most_seconds = 0.05
     widest = float("inf")
-
-    def first(self, run: Run) -> torch.Tensor:
-        """Run once."""
-        return run()
 
     def sampler(self, run: Run) -> Sampler:
         """The sampler calls `run` once."""
@@ -256,16 +255,6 @@ class CpuTimer:
             return (perf_counter_ns() - start) / 1e3
 
         return sample
-
-    def warm_up(self, samplers: Sequence[Sampler]) -> None:
-        """Nothing to do: every arm has run once already."""
-
-    def release(self) -> None:
-        """Nothing to free."""
-
-    def steady(self) -> bool:
-        """Always: nothing reports a CPU's slowdowns."""
-        return True
 
 
 def layers_for(time_us: float) -> int:

@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.executor import DeviceLost, FirstCall, JobUpdate
+from nsa_tune.autotune.worker.executor import DeviceLost, Executor, JobUpdate
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
     MeasureBatch,
@@ -29,8 +29,8 @@ _MOST_DEATHS = 3
 """Answers in a row that Ray has given the worker up, which it also says while it restarts it."""
 
 
-class RayExecutor:
-    """An `Executor` whose device belongs to a Ray worker.
+class RayExecutor(Executor):
+    """One whose device belongs to a Ray worker.
 
     Ray restarts a worker that died, where there is room. Its job is not repeated by Ray: it is lost
     with the device, so that the run gives it to whichever device is free first.
@@ -59,11 +59,11 @@ class RayExecutor:
 
     @property
     def connection(self) -> Connection | None:
-        """As `Executor.connection`: it gets a byte for each answer."""
+        """It gets a byte for each answer."""
         return self._bell
 
     def arrival(self) -> Ready | None:
-        """As `Executor.arrival`.
+        """As in `Executor`; it may take `patience_s`.
 
         Raises:
             MachineUnfit: when Ray has found no room for the worker in time, or has given it up.
@@ -86,17 +86,14 @@ class RayExecutor:
         return self._named(answer)
 
     def begin(self, job: Job) -> None:
-        """As `Executor.begin`."""
         self.job = job
         arms = tuple(arm.name for arm in job.arms)
         self._ask(self._worker.measure.remote(MeasureBatch(job.point.name, job.batch, arms)))
 
     def begin_ceilings(self) -> None:
-        """As `Executor.begin_ceilings`."""
         self._ask(self._worker.measure.remote(MeasureCeilings()))
 
     def advance(self) -> JobUpdate | None:
-        """As `Executor.advance`."""
         try:
             answer = self._answer()
         except DeviceLost:
@@ -111,12 +108,8 @@ class RayExecutor:
             self._ask(self._worker.go_on.remote())
         return answer
 
-    def first_call(self) -> FirstCall | None:
-        """As `Executor.first_call`; a Ray worker answers when its job has news, not before."""
-        return None
-
     def close(self) -> None:
-        """As `Executor.close`; Ray frees the device."""
+        """Ray frees the device."""
         if not self._ring.closed:
             ray.kill(self._worker)
             self._ring.close()

@@ -46,9 +46,10 @@ class FirstCall:
 class Executor(Protocol):
     """One device that measures one job at a time, without blocking its caller."""
 
-    @property
-    def name(self) -> str:
-        """What to call the device before it is ready."""
+    name: str
+    """What to call the device before it is ready."""
+    job: Job | None
+    """The job in progress."""
 
     def arrival(self) -> Ready | None:
         """What the device measures, once it is ready; None while it is not.
@@ -56,10 +57,6 @@ class Executor(Protocol):
         Raises:
             NsaTuneError: what is wrong with the request or the machine.
         """
-
-    @property
-    def job(self) -> Job | None:
-        """The job in progress."""
 
     @property
     def connection(self) -> Connection | None:
@@ -82,6 +79,7 @@ class Executor(Protocol):
     def first_call(self) -> FirstCall | None:
         """The first call of an arm that is going on; None when none is, or it cannot be seen from
         here."""
+        return None
 
     def close(self) -> None:
         """Free the device and end the worker process."""

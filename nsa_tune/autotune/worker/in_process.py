@@ -6,14 +6,16 @@ from multiprocessing.connection import Connection
 
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
+from nsa_tune.autotune.worker.executor import Executor, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import FlightRecorder
 from nsa_tune.autotune.worker.messages import MeasureBatch, Ready, Setup
 from nsa_tune.autotune.worker.server import MeasurementServer
 
 
-class InProcessExecutor:
-    """An `Executor` that measures in this process: an arm that crashes ends the run."""
+class InProcessExecutor(Executor):
+    """Measures in this process: an arm that crashes ends the run."""
+
+    connection: Connection | None = None
 
     def __init__(self, setup: Setup) -> None:
         self._recorder = FlightRecorder.create()
@@ -23,18 +25,12 @@ class InProcessExecutor:
         self._at_ceilings = False
         self.name = setup.device
         self.job: Job | None = None
-        self.connection: Connection | None = None
 
     def arrival(self) -> Ready | None:
-        """As `Executor.arrival`; the device is ready at once."""
         return self._server.ready
 
     def begin(self, job: Job) -> None:
-        """As `Executor.begin`.
-
-        Raises:
-            MachineUnfit: when an earlier job broke the device's context.
-        """
+        """Raises MachineUnfit when an earlier job broke the device's context."""
         if self._broken_by:
             raise MachineUnfit(
                 f"{self._broken_by} broke the CUDA context and is recorded as failed; "
@@ -44,7 +40,6 @@ class InProcessExecutor:
         self._arms = tuple(arm.name for arm in job.arms)
 
     def begin_ceilings(self) -> None:
-        """As `Executor.begin_ceilings`."""
         self._at_ceilings = True
 
     def advance(self) -> JobUpdate | None:
@@ -68,10 +63,5 @@ class InProcessExecutor:
             self.job = None
         return JobUpdate(rows, finished=self.job is None)
 
-    def first_call(self) -> FirstCall | None:
-        """As `Executor.first_call`; this process sees none, as it is busy with the call itself."""
-        return None
-
     def close(self) -> None:
-        """As `Executor.close`."""
         self._recorder.close()

@@ -14,7 +14,7 @@ from time import monotonic
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.failures import failed_row
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
+from nsa_tune.autotune.worker.executor import Executor, FirstCall, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import Activity, Stage
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
@@ -48,8 +48,8 @@ class Deadlines:
         return {Stage.STARTING: self.start, Stage.SAMPLE: self.sample}.get(stage, self.first)
 
 
-class IsolatedExecutor:
-    """An `Executor` with a worker process for its device."""
+class IsolatedExecutor(Executor):
+    """Has a worker process for its device."""
 
     def __init__(self, setup: Setup, deadlines: Deadlines) -> None:
         self._setup = setup
@@ -67,11 +67,9 @@ class IsolatedExecutor:
 
     @property
     def connection(self) -> Connection | None:
-        """As `Executor.connection`."""
         return None if self._worker is None else self._worker.connection
 
     def arrival(self) -> Ready | None:
-        """As `Executor.arrival`."""
         if self._ready is None:
             if self._worker is None:
                 self._worker = WorkerProcess(self._setup)
@@ -79,22 +77,17 @@ class IsolatedExecutor:
         return self._ready
 
     def begin(self, job: Job) -> None:
-        """As `Executor.begin`."""
         self.job = job
         self._arms = [arm.name for arm in job.arms]
         self._dispatch()
 
     def begin_ceilings(self) -> None:
-        """As `Executor.begin_ceilings`; a worker that dies of them is replaced by the next job."""
+        """A worker that dies of them is replaced by the next job."""
         self._at_ceilings = True
         self._dispatch()
 
     def advance(self) -> JobUpdate | None:
-        """As `Executor.advance`.
-
-        Raises:
-            NsaTuneError: when a new worker would not get any further.
-        """
+        """Raises NsaTuneError when a new worker would not get any further."""
         worker = self._worker
         assert worker is not None, "`begin` comes before `advance`"
         if not worker.connection.poll():
@@ -111,7 +104,6 @@ class IsolatedExecutor:
         return self._update_from(message)
 
     def first_call(self) -> FirstCall | None:
-        """As `Executor.first_call`."""
         if self._worker is None or self.job is None:
             return None
         activity = self._worker.activity()
@@ -121,7 +113,6 @@ class IsolatedExecutor:
         return FirstCall(self._arms[activity.arm], activity.since, self._limit(Stage.FIRST))
 
     def close(self) -> None:
-        """As `Executor.close`."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()

@@ -12,6 +12,7 @@ from nsa_tune.autotune.bench.race import LOOKS, MOST_SAMPLES
 from nsa_tune.autotune.bench.timing import (
     CpuTimer,
     SlowedDown,
+    Timer,
     interleave,
     layers_for,
     per_layer_us,
@@ -20,7 +21,7 @@ from nsa_tune.autotune.bench.timing import (
 
 
 @dataclass
-class Recorded:
+class Recorded(Timer):
     """A fake device whose arms take given times; records the order in which they run."""
 
     most_seconds: float = 60.0
@@ -39,17 +40,8 @@ class Recorded:
 
         return sample
 
-    def first(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-        raise NotImplementedError
-
-    def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
-        raise NotImplementedError
-
     def warm_up(self, samplers: Sequence[Callable[[], float]]) -> None:
         self.order.append("warm-up")
-
-    def release(self) -> None:
-        raise NotImplementedError
 
     def steady(self) -> bool:
         return not (self.slowed and self.slowed.pop(0))
