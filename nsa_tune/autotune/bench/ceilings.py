@@ -76,10 +76,7 @@ def _measured(ceiling: Ceiling, device: torch.device, timer: Timer) -> Measureme
         return failed_row(POINT, ceiling.batch, ceiling.arm, reason_of(failure))
     finally:
         timer.release()
-    return Measurement(
-        POINT, ceiling.batch, ceiling.arm, Status.OK, timing.median_us, timing.low_us,
-        timing.high_us, timing.samples, discarded=timing.discarded,
-    )  # fmt: skip
+    return timing.row(POINT, ceiling.batch, ceiling.arm)
 
 
 def _copy(size: int) -> _Make:

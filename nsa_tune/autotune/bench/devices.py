@@ -15,11 +15,6 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import OVERLAP, Device, Key
 
 
-def default_model(device: torch.device) -> str:
-    """The model to measure when the user names none: V3.2 on a GPU, the tiny profile on a CPU."""
-    return "deepseek-v3.2" if device.type == "cuda" else "tiny"
-
-
 def pick_device(name: str) -> torch.device:
     """The torch device for "auto", "cpu", "cuda" or "cuda:N".
 

@@ -8,6 +8,8 @@ from functools import cache
 from math import comb, floor, sqrt
 from statistics import fmean, median, stdev
 
+from nsa_tune.backend.types.records import Measurement, Status
+
 _ENOUGH = 6
 """Samples for a 95 % interval by order statistics; fewer do not reach 95 %."""
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -44,6 +46,16 @@ class Timing:
     def half_width(self) -> float:
         """Half of the interval, relative to the median."""
         return (self.high_us - self.low_us) / (2 * self.median_us)
+
+    def row(
+        self, point: str, batch: str, arm: str, error: float | None = None,
+        pass_us: float | None = None,
+    ) -> Measurement:  # fmt: skip
+        """The row of an arm that took this time on a batch."""
+        return Measurement(
+            point, batch, arm, Status.OK, self.median_us, self.low_us, self.high_us, self.samples,
+            error, discarded=self.discarded, pass_us=pass_us,
+        )  # fmt: skip
 
 
 def interval_of(values: Sequence[float], alpha: float) -> tuple[float, float] | None:

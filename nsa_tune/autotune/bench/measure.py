@@ -12,7 +12,6 @@ import torch
 
 from nsa_tune._errors import MachineUnfit, NsaTuneError
 from nsa_tune.autotune.bench.failures import failed_row, reason_of
-from nsa_tune.autotune.bench.intervals import Timing
 from nsa_tune.autotune.bench.timing import Sampler, Timer, interleave
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Case, Point, Setting
@@ -96,7 +95,7 @@ def measure_batch(
             point, word, [prepared.arm for prepared in ready], failure, device
         )
     passed = [
-        _passed(point.name, word, prepared, timing, pass_us)
+        timing.row(point.name, word, prepared.arm.name, prepared.error, pass_us)
         for prepared, timing, pass_us in zip(ready, timed, passes, strict=True)
     ]
     del ready, case
@@ -144,24 +143,6 @@ def _pass_us(prepared: _Ready) -> float | None:
         return None
     differences = [prepared.first() - prepared.sampler() for _ in range(_PAIRS)]
     return max(median(differences), 0.0)
-
-
-def _passed(
-    point: str, word: str, prepared: _Ready, timing: Timing, pass_us: float | None
-) -> Measurement:
-    return Measurement(
-        point,
-        word,
-        prepared.arm.name,
-        Status.OK,
-        latency_us=timing.median_us,
-        low_us=timing.low_us,
-        high_us=timing.high_us,
-        samples=timing.samples,
-        discarded=timing.discarded,
-        error=prepared.error,
-        pass_us=pass_us,
-    )
 
 
 def alive(device: torch.device) -> bool:

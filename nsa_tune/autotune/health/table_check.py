@@ -21,10 +21,9 @@ from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.bench.registry import REGISTRY
 from nsa_tune.autotune.runner.progress import Progress
 from nsa_tune.autotune.runner.run import RunRequest, run
-from nsa_tune.autotune.search.contenders import realised_regret
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
 from nsa_tune.autotune.search.schedule import FixedSchedule, Schedule
-from nsa_tune.backend.costmodel.regret import MARGIN
+from nsa_tune.backend.costmodel.regret import MARGIN, regret
 from nsa_tune.backend.dispatch.environment import warn_of_missing_files
 from nsa_tune.backend.dispatch.matching import Here, differing, in_order, nothing_for
 from nsa_tune.backend.types.batch import Batch
@@ -273,11 +272,11 @@ def _wrong_choice(
             continue
         chosen = min(arms, key=before.__getitem__)
         best = min(arms, key=now.__getitem__)
-        regret = realised_regret(question, chosen, now) or 0.0
+        lost = regret({arm: now[arm] for arm in arms}, chosen)
         sure = (here[chosen].low_us or inf) > (1 + MARGIN) * (here[best].high_us or inf)
-        if regret > MOST_REGRET and sure:
+        if lost > MOST_REGRET and sure:
             return (
-                f"{question.name}: {chosen} was faster, and now takes {regret:.1%} more than {best}"
+                f"{question.name}: {chosen} was faster, and now takes {lost:.1%} more than {best}"
             )
     return ""
 

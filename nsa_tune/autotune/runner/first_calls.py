@@ -40,16 +40,10 @@ class FirstCalls:
         if now < due:
             return None
         self._told[device.unit] = (call, now)
-        return _incident(device.unit, device.task.job.point.name, str(device.task.job.batch), call,
-                         now - call.since, alone=alone)  # fmt: skip
-
-
-def _incident(
-    unit: str, point: str, batch: str, call: FirstCall, seconds: float, *, alone: bool
-) -> Incident:
-    where = "" if alone else f" on {unit}"
-    text = (
-        f"{call.arm} of {point}{where}: its first call on {batch}, which may compile its kernel, "
-        f"has taken {seconds:.0f} s so far; after {call.limit_s:.0f} s it counts as hung"
-    )
-    return Incident("first_call", text)
+        job, where = device.task.job, "" if alone else f" on {device.unit}"
+        text = (
+            f"{call.arm} of {job.point.name}{where}: its first call on {job.batch}, which may "
+            f"compile its kernel, has taken {now - call.since:.0f} s so far; after "
+            f"{call.limit_s:.0f} s it counts as hung"
+        )
+        return Incident("first_call", text)

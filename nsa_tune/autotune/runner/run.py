@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from nsa_tune.autotune.bench.device_names import ALL, check_device, every_gpu
@@ -225,19 +225,9 @@ def _least_sure(by_sweep: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftOut]
 
 def _arguments(request: RunRequest) -> dict[str, object]:
     """The part of the request that the database stores with the run."""
+    names = {field.name for field in fields(request)} - {"database", "isolate", "deadlines"}
     return {
-        "device": request.device,
-        "executor": request.executor,
-        "sample": request.sample,
-        "model": request.model,
-        "heads": request.heads,
-        "kv_dtype": request.kv_dtype,
-        "points": list(request.points),
-        "budget_s": request.budget_s,
-        "fresh": request.fresh,
+        **{name: getattr(request, name) for name in sorted(names)},
         "ceilings": request.ceilings and not request.points,
-        "target_regret": request.target_regret,
         "trace": None if request.trace is None else str(request.trace),
-        "lossy": list(request.lossy),
-        "overlap": request.overlap,
     }

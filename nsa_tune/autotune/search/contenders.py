@@ -12,14 +12,12 @@ all other choices, and so an upper bound. What a plan reports of its choices is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, exp, hypot, log, pi, sqrt
 
 from nsa_tune.backend.costmodel.policy import Policy
-from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Question
 
 MOST_LOST = 0.5
 """The bound where too little is measured to estimate a contender, and the highest one."""
@@ -93,13 +91,3 @@ def expected_loss_bound(ranked: Sequence[Contender]) -> float:
         gap = other.log_us - first.log_us
         total += expected_loss(gap, hypot(first.spread, other.spread))
     return min(total, MOST_LOST)
-
-
-def realised_regret(question: Question, chosen: str, times_us: Mapping[str, float]) -> float | None:
-    """The regret of the arm `chosen` by measured times of the question's arms, in microseconds.
-
-    None when `chosen` is not among them.
-    """
-    arms = {arm for names in question.choices.values() for arm in names}
-    times = {arm: time_us for arm, time_us in times_us.items() if arm in arms}
-    return regret(times, chosen) if chosen in times else None

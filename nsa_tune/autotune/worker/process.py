@@ -10,7 +10,6 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pickle import UnpicklingError
-from time import monotonic
 
 from nsa_tune._child_process import command, environment
 from nsa_tune._errors import MachineUnfit
@@ -40,7 +39,6 @@ class WorkerProcess:
     """One worker, in a session of its own: `kill` also ends the processes that it started."""
 
     def __init__(self, setup: Setup) -> None:
-        self.started_at = monotonic()
         self._recorder = FlightRecorder.create()
         self._output = os.memfd_create("nsa-tune-output")
         # Both processes share the file offset. With O_APPEND the worker writes at the end of the

@@ -38,7 +38,7 @@ class MeasurementServer:
         if self._device.type == "cuda":
             # Some libraries launch on the current device, wherever their inputs are.
             torch.cuda.set_device(self._device)
-        model = setup.model or devices.default_model(self._device)
+        model = setup.model or ("deepseek-v3.2" if self._device.type == "cuda" else "tiny")
         self._setting = devices.setting_of(
             self._device, model, setup.heads, setup.kv_dtype, setup.lossy, setup.overlap
         )

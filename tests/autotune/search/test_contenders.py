@@ -15,11 +15,10 @@ from nsa_tune.autotune.search.contenders import (
     contenders,
     expected_loss,
     expected_loss_bound,
-    realised_regret,
 )
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Question, Setting
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
 from tests.autotune.fake_point import runnable
@@ -63,15 +62,6 @@ def test_an_unknown_arm_is_worth_measuring() -> None:
     known, unknown = Contender("a", "a", 1.0, 0.0), Contender("b", "b", None, 0.0)
 
     assert expected_loss_bound([known, unknown]) > expected_loss_bound([known, known])
-
-
-def test_realised_regret_is_against_the_best_arm_of_the_question() -> None:
-    answer = Question("which", {"x": ("x/1", "x/2"), "y": ("y",)})
-    times = {"x/1": 120.0, "x/2": 150.0, "y": 100.0, "elsewhere": 1.0}
-
-    assert realised_regret(answer, "x/1", times) == pytest.approx(0.2)
-    assert realised_regret(answer, "y", times) == 0.0
-    assert realised_regret(answer, "unmeasured", times) is None
 
 
 def _policy(*batches: int) -> Policy:
