@@ -266,8 +266,9 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     yield from _notes_on_passes(deployment)
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
         yield "all-reduce is not counted: prices are too low"
-    if deployment.tp > 4 and not standing_in(deployment):
-        yield "the plug-in never ran with more than four ranks (TP4), and figures are of one"
+    most = 8 if deployment.launch.engine == "sglang" else 1
+    if deployment.tp > most and not standing_in(deployment):
+        yield f"the plug-in never ran with more than TP{most}"
     if deployment.dp > 1 and deployment.launch.engine == "sglang":
         yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
     if not deployment.launch.graphs or deployment.chunk > GRAPH_SIZES[-1]:
