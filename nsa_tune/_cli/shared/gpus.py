@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from nsa_tune._cli.shared.options import model_of
@@ -20,10 +20,10 @@ _UNSAID = frozenset({"nvidia", "sxm", "sxm4", "sxm5"})
 
 
 def keys_of(*databases: Path | None) -> Iterator[Key]:
-    """The keys of all tables in `databases`, or where None in the default places."""
+    """The keys of all tables in `databases`, which must be readable; None: the default places."""
     for database in databases or (None,):
         for path in places.sources(database):
-            with suppress(StoreError):
+            with nullcontext() if path == database else suppress(StoreError):
                 yield from keys_in(path)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
+from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import TableOptions
 from nsa_tune._errors import NoTunedData, StoreError, UsageError
 from nsa_tune.backend.types.counted import counted
@@ -13,7 +12,6 @@ from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import places
 from nsa_tune.db.reader import keys_in, tables_in
 from nsa_tune.db.text_table import read_key, read_text
-from nsa_tune.reports.formats.plain import plain
 
 SHIPPED = "the tables that ship with nsa-tune"
 
@@ -63,7 +61,7 @@ def ask_for_choice(tables: TableOptions) -> None:
     for key in map(read_key, ships):
         kv_dtype = "bf16" if key.kv_layout == "bf16" else "fp8"
         options = f"--model {key.model} --heads {key.heads} --kv-dtype {kv_dtype}"
-        typer.echo(plain(f'nsa-tune report --gpu "{key.gpu}" {options}'))
+        say(f'nsa-tune report --gpu "{key.gpu}" {options}')
     if ships:
         raise UsageError(
             f"nothing is measured here, and {counted(len(ships), 'table')} ship: the lines above "

@@ -71,7 +71,7 @@ class DenseAdvice:
 
     def lines(self) -> Iterator[str]:
         """The same as text."""
-        yield f"{self.subject}: attention over the faster path, on {self.batches} measured batches"
+        yield f"{self.subject}: time above the faster of MHA and MLA, on {self.batches} batches"
         yield ""
         width = max(len(rule.name) for rule in self.rules)
         for rule in sorted(self.rules, key=lambda rule: rule.waits):

@@ -83,7 +83,7 @@ def _others(wanted: TableFilter, known: list[Key]) -> Iterator[str]:
     ]
     for name in absent:
         values = sorted({getattr(key, name) for key in known})
-        yield f"there is {name} {_listed(map(repr, values))}"
+        yield f"{name} may be {_listed(map(repr, values))}"
     if not absent:
         nearest = sorted(known, key=lambda key: _distance(wanted, key))
         yield f"the nearest tables: {_listed(map(_named, nearest))}"

@@ -23,7 +23,7 @@ def ships(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def test_every_known_gpu_is_listed_with_what_was_measured(ships: Shell) -> None:
     listed = ships("gpus")
 
-    assert listed.code == 0
+    assert (listed.code, ships("gpus", "--db", "not-there.db").code) == (0, 1)
     assert all(name in listed.out for name in detect.KNOWN)
     h200 = [line for line in listed.out.splitlines() if " NVIDIA H200 " in line]
     assert "8, 16, 32, 64, 128" in next(line for line in h200 if "deepseek-v3.2" in line)

@@ -70,7 +70,9 @@ def test_what_was_not_measured_is_refused_with_a_sentence() -> None:
 def test_the_text_names_each_rule_with_what_it_loses() -> None:
     first, _, *rules = list(_advice("sglang").lines())[:6]
 
-    assert first.startswith("NVIDIA H200, deepseek-v3, 16 local heads: attention over the faster")
+    assert first.startswith(
+        "NVIDIA H200, deepseek-v3, 16 local heads: time above the faster of MHA"
+    )
     assert [line.split("  ")[0] for line in rules[:3]] == [
         "SGLang 0.5.23, absorbing prefill graphs",
         "--cuda-graph-backend-prefill full",

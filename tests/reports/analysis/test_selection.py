@@ -51,10 +51,10 @@ def test_a_filter_picks_matching_tables(database: Path, wanted: TableFilter, cou
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (TableFilter(gpu="H200"), "there is gpu 'NVIDIA H100 80GB HBM3', 'another'"),
+        (TableFilter(gpu="H200"), "gpu may be 'NVIDIA H100 80GB HBM3', 'another'"),
         (
             TableFilter(gpu="H200", heads=3),
-            "there is gpu 'NVIDIA H100 80GB HBM3', 'another'; there is heads 16, 64, 128",
+            "gpu may be 'NVIDIA H100 80GB HBM3', 'another'; heads may be 16, 64, 128",
         ),
         (
             TableFilter(gpu="another", heads=16, model="glm-5"),
@@ -76,7 +76,7 @@ def test_a_miss_names_the_values_that_there_are_or_the_nearest_tables(
 def test_a_miss_among_many_tables_names_a_few(tmp_path: Path) -> None:
     every = [real_table(points=("indexer_layout",), gpu=f"GPU {number}") for number in range(9)]
 
-    with pytest.raises(NoTunedData, match=r"there is gpu 'GPU 0', .*'GPU 3', and 5 more$"):
+    with pytest.raises(NoTunedData, match=r"gpu may be 'GPU 0', .*'GPU 3', and 5 more$"):
         select_tables(stored(tmp_path / "many.db", *every), TableFilter(gpu="foo"))
 
 
