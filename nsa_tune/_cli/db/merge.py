@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
-from nsa_tune._cli.shared.tables import named
+from nsa_tune._cli.shared.tables import document_of, named
+from nsa_tune.backend.dispatch.fit_check import check_fit
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db import places, reader
+from nsa_tune.backend.types.records import Key
+from nsa_tune.db import exchange, places, reader
+from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import content_of
 from nsa_tune.remote.address import address_in
 from nsa_tune.reports.formats.plain import plain
-
-if TYPE_CHECKING:
-    from nsa_tune.db.exchange import Merged
-    from nsa_tune.db.store import Store
 
 
 def merge(
@@ -35,8 +33,6 @@ def merge(
     Of each arm on each batch the newest measurement counts. So the order of the files does not
     matter, and a file may be merged again. Equal content hashes mean equal tables.
     """
-    from nsa_tune.db.store import Store
-
     keys: dict[Key, None] = {}
     with Store.open(database or places.database_to_write()) as store:
         added = known = 0
@@ -50,42 +46,17 @@ def merge(
         tables = [store.table(key) for key in keys]
         path = store.path
     if json:
-        print_document(_document(str(path), added, known, tables))
+        documents = [{**document_of(table), "content": content_of(table)} for table in tables]
+        counts = {"database": str(path), "added": added, "known": known}
+        print_document({"schema": "nsa-tune/db-merge/1", **counts, "tables": documents})
         return
     for table in tables:
-        typer.echo(plain(_line(table)))
+        rows = counted(len(table.measurements), "measurement")
+        typer.echo(plain(f"{content_of(table)}  {named(table.key)}: {rows}"))
 
 
-def merge_file(store: Store, path: Path) -> Merged:
+def merge_file(store: Store, path: Path) -> exchange.Merged:
     """Merge what is in `path`, unless it would spoil what is there."""
-    from nsa_tune.backend.dispatch.fit_check import check_fit
-    from nsa_tune.db.exchange import merge as merge_checked
-
     for table in reader.tables_in(path):
         check_fit(table)
-    return merge_checked(store, path)
-
-
-def _line(table: Table) -> str:
-    rows = counted(len(table.measurements), "measurement")
-    return f"{content_of(table)}  {named(table.key)}: {rows}"
-
-
-def _document(database: str, added: int, known: int, tables: list[Table]) -> dict[str, Any]:
-    """The document of `db merge`."""
-    return {
-        "schema": "nsa-tune/db-merge/1",
-        "database": database,
-        "added": added,
-        "known": known,
-        "tables": [
-            {
-                "digest": table.key.digest,
-                "key": table.key.as_document(),
-                "content": content_of(table),
-                "measurements": len(table.measurements),
-                "measured_at": table.measured_at,
-            }
-            for table in tables
-        ],
-    }
+    return exchange.merge(store, path)

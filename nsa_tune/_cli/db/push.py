@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,11 +16,10 @@ from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db import places, reader
+from nsa_tune.db.checks import Check, read_checks
+from nsa_tune.fleet.push import findings_of, push_log, push_table
 from nsa_tune.remote.address import address_in
-
-if TYPE_CHECKING:
-    from nsa_tune.db.checks import Check
-    from nsa_tune.remote.client import Client
+from nsa_tune.remote.client import Client, hasty
 
 
 @grouped
@@ -44,9 +43,6 @@ def push(
 
     What the service has already counts once. It needs a token of the role submit in NSA_TUNE_TOKEN.
     """
-    from nsa_tune.fleet.push import push_log, push_table
-    from nsa_tune.remote.client import hasty
-
     address = address_in(service)
     if address is None:
         raise UsageError(f"{service!r} is no address of a service, like https://tables.example")
@@ -84,9 +80,6 @@ def _push_checks(service: Client, tables: TableOptions, database: Path | None) -
 
 
 def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str, object]]:
-    from nsa_tune.db.checks import read_checks
-    from nsa_tune.fleet.push import findings_of
-
     # A check is in the user's database, and its table may be anywhere.
     keys: dict[str, Key] = {}
     newest: dict[tuple[str, str, object], Check] = {}

@@ -11,12 +11,14 @@ import typer
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
-from nsa_tune._cli.shared.tables import SHIPPED, chosen, known_tables, named
+from nsa_tune._cli.shared.tables import SHIPPED, chosen, document_of, known_tables, named
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import places
+from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.runs import Run, runs_of
+from nsa_tune.db.store import Store
 from nsa_tune.reports.formats.plain import plain
 
 _MOST_RUNS = 1000
@@ -84,8 +86,6 @@ def db_export(
     database: Database = None,
 ) -> None:
     """Write one table of a database as a text file, to compare, commit or import."""
-    from nsa_tune.db.exchange import write_text
-
     write_text(_only(chosen(tables, database, key or "")), out)
     say(f"wrote {out}")
 
@@ -95,9 +95,6 @@ def db_import(
     database: DatabaseToWrite = None,
 ) -> None:
     """Add a text table to a database. Measurements that are already there stay unchanged."""
-    from nsa_tune.db.exchange import import_text
-    from nsa_tune.db.store import Store
-
     if _is_database(file):
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or places.database_to_write()) as store:
@@ -135,14 +132,7 @@ def _document(
         "schema": "nsa-tune/db-list/1",
         "database": database,
         "tables": [
-            {
-                "digest": table.key.digest,
-                "key": table.key.as_document(),
-                "measurements": len(table.measurements),
-                "measured_at": table.measured_at,
-                **_runs_field(runs, table.key.digest),
-            }
-            for table in tables
+            {**document_of(table), **_runs_field(runs, table.key.digest)} for table in tables
         ],
     }
 

@@ -16,6 +16,7 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.dispatch.matching import Here
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.counted import counted
+from nsa_tune.remote.client import reading
 from nsa_tune.reports.formats.plain import plain
 
 _PATIENCE_S = 10.0
@@ -51,8 +52,6 @@ def job_list(
     if json:
         print_document({"schema": "nsa-tune/jobs/1", **answer})
         return
-    from nsa_tune.remote.client import reading
-
     with reading():
         lines = [_line(job) for job in answer["jobs"]]
     for line in lines:
@@ -106,8 +105,6 @@ def job_ask(
     if json:
         print_document({"schema": "nsa-tune/wanted/1", **answer})
         return
-    from nsa_tune.remote.client import reading
-
     with reading():
         table = answer["table"]
         line = f"there is a table: {table}" if table else _line(answer["job"])
@@ -170,15 +167,11 @@ def _table_of(gpu: str, model: ModelOptions) -> dict[str, Any]:
 
 
 def _print_count(answer: dict[str, Any], name: str, noun: str) -> None:
-    from nsa_tune.remote.client import reading
-
     with reading():
         say(f"{counted(int(answer[name]), noun)}: done")
 
 
 def _print(answer: dict[str, Any]) -> None:
-    from nsa_tune.remote.client import reading
-
     with reading():
         line = _line(answer["job"])
     say(line)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nsa_tune._errors import UsageError
-
-if TYPE_CHECKING:
-    from nsa_tune.remote.client import Client
+from nsa_tune.remote.client import TOKEN, Client, token
 
 _URL = "NSA_TUNE_SERVICE"
 
@@ -34,8 +32,6 @@ def client_of(url: str | None, patience_s: float) -> Client:
     Raises:
         UsageError: when one of the two is not there.
     """
-    from nsa_tune.remote.client import TOKEN, Client, token
-
     address, secret = url or os.environ.get(_URL, ""), token()
     if not address:
         raise UsageError(f"give the address of a service, or set {_URL}")

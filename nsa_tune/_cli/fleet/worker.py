@@ -10,6 +10,7 @@ from rich.console import Console
 
 from nsa_tune._cli.fleet.remote import Url, client_of
 from nsa_tune._cli.measure.device import check_packages, interruptible
+from nsa_tune._cli.measure.progress import progress_for
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.options import Quiet
 from nsa_tune._errors import StoreError
@@ -58,8 +59,6 @@ def worker(
     Takes none while other processes compute on the GPU, unless --busy is given. The token, which
     must have the role submit, is read from NSA_TUNE_TOKEN.
     """
-    from nsa_tune._cli.measure.progress import progress_for
-
     check_packages("measuring")
     from nsa_tune.fleet.worker import WorkerRequest, work
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from nsa_tune._cli.measure.device import check_packages, interruptible
+from nsa_tune._cli.measure.progress import progress_for
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, heads_of, model_of
@@ -45,8 +46,6 @@ def check(
     Exits with 4 when it does not: a choice of the table loses more than 3 % on a batch where it was
     clearly faster before, an arm fails, or the median time has changed by more than 10 %.
     """
-    from nsa_tune._cli.measure.progress import progress_for
-
     check_packages("measuring")
     from nsa_tune.autotune.health.table_check import CheckRequest
     from nsa_tune.autotune.health.table_check import check as check_table

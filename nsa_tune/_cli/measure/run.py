@@ -13,6 +13,7 @@ from rich.console import Console
 from nsa_tune._cli.measure.device import INTERRUPTED, check_packages, interruptible
 from nsa_tune._cli.measure.events import events_into
 from nsa_tune._cli.measure.executors import ExecutorKind, ExecutorOptions, launcher_for
+from nsa_tune._cli.measure.progress import progress_for
 from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import (
@@ -118,7 +119,6 @@ def run(
     the model's heads. Each device has a worker process, which is replaced when an arm crashes or
     hangs. At the end the crossovers are printed: the batches at which another arm becomes faster.
     """
-    from nsa_tune._cli.measure.progress import progress_for
     from nsa_tune.autotune.runner.run import RunRequest
     from nsa_tune.autotune.runner.run import run as tune
 

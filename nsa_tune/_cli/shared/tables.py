@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import TableOptions
@@ -75,6 +76,16 @@ def _has_tables(path: Path) -> bool:
         return bool(keys_in(path))
     except StoreError:
         return False
+
+
+def document_of(table: Table) -> dict[str, Any]:
+    """A table without its rows, as JSON."""
+    return {
+        "digest": table.key.digest,
+        "key": table.key.as_document(),
+        "measurements": len(table.measurements),
+        "measured_at": table.measured_at,
+    }
 
 
 def named(key: Key) -> str:
