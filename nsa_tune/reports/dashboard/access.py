@@ -1,11 +1,14 @@
-"""Headers that keep a page to those who may see it."""
+"""What the dashboard and the service answer alike: careful headers, and 304 for what is known."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from starlette.responses import Response
+
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS: Mapping[str, str] = {
@@ -35,3 +38,16 @@ def sealed(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, with_headers)
 
     return answered
+
+
+def tag_headers(tag: str) -> dict[str, str]:
+    """Headers of content with this tag, which a browser may keep, but asks for again."""
+    return {"etag": f'"{tag}"', "cache-control": "private, no-cache"}
+
+
+def unchanged(request: Request, tag: str) -> Response | None:
+    """304 for whoever has the content of this tag; None for the others."""
+    tags = request.headers.get("if-none-match", "").split(",")
+    if {f'"{tag}"', "*"}.isdisjoint(text.strip().removeprefix("W/") for text in tags):
+        return None
+    return Response(status_code=304, headers=tag_headers(tag))

@@ -21,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsa_tune.reports.dashboard.access import sealed
+from nsa_tune.reports.dashboard.access import sealed, tag_headers, unchanged
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
@@ -55,7 +55,7 @@ class _Body(NamedTuple):
     @classmethod
     def of(cls, text: str) -> _Body:
         data = text.encode("utf-8", "backslashreplace")
-        return cls(data, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+        return cls(data, hashlib.sha256(data).hexdigest()[:32])
 
 
 class _Pages:
@@ -121,27 +121,13 @@ def _frame(state: str) -> Frame:
 
 
 def _json(document: dict[str, Any]) -> _Body:
-    # The error of a wrong result may be infinite, which JSON cannot express. A stranger's database
-    # may hold bytes where texts are expected.
-    return _Body.of(
-        json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, default=repr)
-    )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
+    # A stranger's database may hold numbers that are infinite, which JSON cannot express, and bytes
+    # where texts are expected.
+    finite = json.loads(json.dumps(document, default=repr), parse_constant=lambda _: None)
+    return _Body.of(json.dumps(finite, ensure_ascii=False))
 
 
 def _response(request: Request, body: _Body, media_type: str) -> Response:
     """`body`, or 304 if the browser already has it."""
-    headers = {"etag": body.tag, "cache-control": "private, no-cache"}
-    tags = request.headers.get("if-none-match", "").split(",")
-    if {body.tag, "*"} & {tag.strip().removeprefix("W/") for tag in tags}:
-        return Response(status_code=304, headers=headers)
-    return Response(body.data, headers=headers, media_type=media_type)
+    answer = Response(body.data, headers=tag_headers(body.tag), media_type=media_type)
+    return unchanged(request, body.tag) or answer

@@ -74,13 +74,13 @@ def fingerprint(section: Section) -> list[tuple[str, str]]:
         ("KV layout", key.kv_layout),
         *key.libraries,
         ("timing protocol", key.protocol),
-        ("measured", _minute(table.measured_at)),
+        ("measured", minute(table.measured_at)),
         ("measurements", measured),
         ("source", source_name(table.source)),
     ]
 
 
-def _minute(moment: str) -> str:
+def minute(moment: str) -> str:
     """An ISO 8601 time to the minute; anything else as it is."""
     try:
         return datetime.fromisoformat(moment).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

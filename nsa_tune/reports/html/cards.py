@@ -54,9 +54,6 @@ def cards_of(report: Report, number: int, panels: Panels | None) -> str:
     return "".join(cards)
 
 
-# --- the answer
-
-
 def _answer(section: Section) -> str:
     """What to set and what it gives, a number and a sentence for each step."""
     if section.is_demonstration:
@@ -70,9 +67,6 @@ def _answer(section: Section) -> str:
             for answer in section.answers
         ) + f'<p class="note">{code(BASIS)}</p>'  # fmt: skip
     return article("crossovers", body, kind="answer")
-
-
-# --- crossovers
 
 
 def _crossovers(
@@ -122,9 +116,6 @@ def _options(lines: tuple[Line, ...]) -> str:
     )
 
 
-# --- what the default costs
-
-
 def _costs(section: Section, baseline: str) -> Iterator[str]:
     table = cost_table(section, baseline)
     if not table.rows:
@@ -136,18 +127,12 @@ def _costs(section: Section, baseline: str) -> Iterator[str]:
             yield article("cost", heading(shown) + html_table(shown))
 
 
-# --- where the time goes
-
-
 def _layers(section: Section, baseline: str) -> Iterator[str]:
     for layer in section.layers:
         table = layer_table(layer, baseline)
         yield article("layers", heading(table) + html_table(table))
     if not section.layers:
         yield article("layers", "<p>No batch as large as the typical ones was measured.</p>")
-
-
-# --- failures
 
 
 def _failures(section: Section) -> str:

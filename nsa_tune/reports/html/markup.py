@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
@@ -48,12 +48,6 @@ def code(text: str) -> str:
 def figure(kind: str) -> str:
     """The element that one chart is drawn into; the page's script writes its caption."""
     return f'<figure class="{kind}"><figcaption></figcaption><div class="chart"></div></figure>'
-
-
-def select(name: str, label: str, values: Iterable[str]) -> str:
-    """A labelled drop-down list."""
-    options = "".join(f"<option>{escape(value)}</option>" for value in values)
-    return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 
 _WIDE = 5

@@ -11,7 +11,6 @@ from nsa_tune.reports.formats.display_tables import fingerprint
 from nsa_tune.reports.formats.plain import source_name
 from nsa_tune.reports.html.cards import VIEWS, Panels, cards_of
 from nsa_tune.reports.html.frame import Frame, offline
-from nsa_tune.reports.html.markup import select
 
 
 def as_html(report: Report, javascript: str | None = None) -> str:
@@ -62,12 +61,11 @@ def _views(report: Report) -> str:
     return f'<nav class="views" aria-label="Views" hidden>{buttons}</nav>'
 
 
-# --- filters
-
-
 def _filters(titles: Sequence[str]) -> str:
     """A drop-down list of the tables, where there are several."""
-    return select("filter-table", "Table", titles) if len(titles) > 1 else ""
+    options = "".join(f"<option>{escape(title)}</option>" for title in titles)
+    select = f'<label>Table <select name="filter-table">{options}</select></label>'
+    return select if len(titles) > 1 else ""
 
 
 def _titles(report: Report) -> list[str]:
@@ -90,9 +88,6 @@ def _titles(report: Report) -> list[str]:
         title = ", ".join([section.title, source, *more]) if several else section.title
         titles.append(f"{title} ({titles.count(title) + 1})" if title in titles else title)
     return titles
-
-
-# --- sections
 
 
 def _section(report: Report, number: int, title: str, panels: Panels | None) -> str:

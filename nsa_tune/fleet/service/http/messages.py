@@ -20,6 +20,7 @@ from nsa_tune.fleet.service.documents import parsed
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tables.bodies import BLOCK, Body
+from nsa_tune.reports.dashboard.access import tag_headers, unchanged
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -104,16 +105,8 @@ def tagged(request: Request, content: bytes, media_type: str) -> Response:
     tag = f"sha256-{digest}"
     if same := unchanged(request, tag):
         return same
-    headers = {**_headers(tag), "x-content-sha256": digest}
+    headers = {**tag_headers(tag), "x-content-sha256": digest}
     return Response(content, headers=headers, media_type=media_type)
-
-
-def unchanged(request: Request, tag: str) -> Response | None:
-    """304 for whoever has the content of this tag; None for the others."""
-    tags = request.headers.get("if-none-match", "").split(",")
-    if {f'"{tag}"', "*"}.isdisjoint(text.strip().removeprefix("W/") for text in tags):
-        return None
-    return Response(status_code=304, headers=_headers(tag))
 
 
 def streamed(request: Request, body: Body, media_type: str, tag: str = "") -> Response:
@@ -122,7 +115,7 @@ def streamed(request: Request, body: Body, media_type: str, tag: str = "") -> Re
     tag = tag or f"sha256-{body.sha256}"
     if same := unchanged(request, tag):
         return same
-    headers = {**_headers(tag), "x-content-sha256": body.sha256, "vary": "accept-encoding"}
+    headers = {**tag_headers(tag), "x-content-sha256": body.sha256, "vary": "accept-encoding"}
     file = body.plain
     if body.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         file = body.packed
@@ -142,10 +135,6 @@ def streamed(request: Request, body: Body, media_type: str, tag: str = "") -> Re
                 renew()
 
     return StreamingResponse(blocks(), headers=headers, media_type=media_type)
-
-
-def _headers(tag: str) -> dict[str, str]:
-    return {"etag": f'"{tag}"', "cache-control": "private, no-cache"}
 
 
 def target_in(request: Request) -> Target:

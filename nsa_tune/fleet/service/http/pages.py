@@ -22,30 +22,18 @@ from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tables.index import Entry, Held
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.dashboard.watched_files import NO_REPORT
-from nsa_tune.reports.formats.display_tables import DisplayTable
-from nsa_tune.reports.html.frame import linked, served_asset
+from nsa_tune.reports.formats.display_tables import DisplayTable, minute
+from nsa_tune.reports.html.frame import Frame, linked, served_asset
 from nsa_tune.reports.html.markup import heading, html_table
 from nsa_tune.reports.html.page import written
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="refresh" content="10">
-<title>nsa-tune: {title}</title>
-<link rel="stylesheet" href="assets/page.css">
-</head>
-<body>
-<header><h1>{title}</h1>
-<p><a href="{link}">{words}</a></p></header>
-<main id="main">
-"""
-_END = "</main>\n</body>\n</html>\n"
+_FRAME = Frame(
+    '<meta http-equiv="refresh" content="10">\n<link rel="stylesheet" href="assets/page.css">',
+    end="", has_charts=False,
+)  # fmt: skip
 
 
 class Pages:
@@ -103,12 +91,13 @@ class Pages:
         return answer({"ok": True})
 
 
-# --- the overview
+def _page(title: str, link: str, words: str, cards: Sequence[str]) -> str:
+    header = f'<header><h1>{title}</h1>\n<p><a href="{link}">{words}</a></p></header>'
+    return _FRAME.page(f"nsa-tune: {title}", header, cards, None)
 
 
 def _overview(held: Held, running: Sequence[Job], doubtful: Mapping[str, Sequence[str]]) -> str:
     counts = f"{counted(len(held.entries), 'table')}, {counted(held.measurements, 'measurement')}"
-    head = _HEAD.format(title=counts, link="queue", words="Jobs and workers")
     note = "" if held.entries else (
         "Nothing is measured yet. What `nsa-tune job add` queues, `nsa-tune worker` measures."
     )  # fmt: skip
@@ -118,14 +107,14 @@ def _overview(held: Held, running: Sequence[Job], doubtful: Mapping[str, Sequenc
     listed = tuple(_row(entry, doubtful.get(entry.key.digest, ())) for entry in entries)
     table = DisplayTable("Tables", names if listed else (), listed, note=note)
     links = [f"report/{entry.key.digest}" for entry in entries]
-    return "".join([head, *cards, _card(table, links), _END])
+    return _page(counts, "queue", "Jobs and workers", [*cards, _card(table, links)])
 
 
 def _row(entry: Entry, doubtful: Sequence[str]) -> tuple[str, ...]:
     key = entry.key
     return (
         key.gpu, key.model, str(key.heads), key.kv_layout, key.driver, str(entry.measurements),
-        _minute(entry.measured_at), ", ".join(doubtful),
+        minute(entry.measured_at), ", ".join(doubtful),
     )  # fmt: skip
 
 
@@ -136,12 +125,9 @@ def _progress(job: Job) -> str:
     return f"{job.batches_done} of {job.batches} batches ({share} %)"
 
 
-# --- the queue
-
-
 def _queue(jobs: Sequence[Job], workers: Sequence[tuple[Worker, float]]) -> str:
-    head = _HEAD.format(title="Jobs and workers", link=".", words="The tables")
-    return "".join([head, _card(_jobs(jobs)), _card(_workers(workers)), _END])
+    cards = _card(_jobs(jobs)), _card(_workers(workers))
+    return _page("Jobs and workers", ".", "The tables", cards)
 
 
 def _jobs(jobs: Sequence[Job], title: str = "Jobs") -> DisplayTable:
@@ -180,18 +166,11 @@ def _workers(workers: Sequence[tuple[Worker, float]]) -> DisplayTable:
 
 def _card(table: DisplayTable, links: Sequence[str] = ()) -> str:
     body = html_table(table, links) if table.rows else ""
-    return f"<article>{heading(table)}{body}</article>\n"
+    return f"<article>{heading(table)}{body}</article>"
 
 
 def _time(seconds: float | None) -> str:
-    return "" if seconds is None else _minute(at(seconds).isoformat())
-
-
-def _minute(iso: str) -> str:
-    return f"{iso[:16].replace('T', ' ')} UTC"
-
-
-# --- a report
+    return "" if seconds is None else minute(at(seconds).isoformat())
 
 
 def _write_report(path: Path, key: Key, into: Path) -> None:

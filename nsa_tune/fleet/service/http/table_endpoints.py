@@ -17,12 +17,12 @@ from nsa_tune.fleet.service.http.messages import (
     streamed,
     tagged,
     target_in,
-    unchanged,
 )
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tables.bodies import of_keys, text_of
 from nsa_tune.fleet.service.tables.index import Entry
 from nsa_tune.fleet.service.tables.uploads import MOST_BYTES
+from nsa_tune.reports.dashboard.access import unchanged
 
 if TYPE_CHECKING:
     from starlette.requests import Request

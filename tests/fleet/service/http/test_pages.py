@@ -87,7 +87,7 @@ def test_the_queue_is_a_link_away_and_hostile_words_stay_words(
             assert cells[2].startswith(f"{HOSTILE}, deepseek-v3.2")
             assert visit.page.locator("img").count() == 0
             assert visit.page.evaluate("window.hostile === undefined")
-            visit.page.click("text=The tables")
+            visit.page.click("header a")
             visit.page.wait_for_selector("text=Nothing is measured yet")
             assert visit.complaints == []
 
