@@ -8,6 +8,7 @@ that is found anew in each engine (pass_mode/proof.py, kernels/swap.py).
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +29,8 @@ PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 PADDED_HEADS = 64
 """Heads that FlashMLA's sparse kernel takes on Hopper, or a multiple."""
 _HOPPER, _AMPERE = 9, 8
+_RESOLVED = "sglang.srt.arg_groups.overrides"
+"""Where later releases say what became of a launch argument: `server_args` keeps what was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ class Engine:
         return cls(runner, runner.attn_backend, graphs)
 
     def argument(self, name: str) -> Any:
-        """A launch argument; None where this release has none of that name."""
-        return getattr(self.runner.server_args, name, None)
+        """A launch argument as SGLang goes by it; None where this release has none of that name."""
+        resolved = getattr(sys.modules.get(_RESOLVED), "resolution_result", getattr)
+        return resolved(self.runner.server_args, name, None)
 
 
 @dataclass(frozen=True, slots=True)

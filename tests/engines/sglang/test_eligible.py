@@ -22,6 +22,7 @@ from nsa_tune.engines.sglang.eligible import (
 from nsa_tune.engines.sglang.releases import INDEXER
 from nsa_tune.engines.sglang.switch import SAME_NUMERICS, SWITCHES, Part
 from tests.engines.sglang.pass_mode.fakes import Speculation
+from tests.engines.sglang.wheels import Wheel
 from tests.engines.site import REPOSITORY
 
 TABLE, PASSES, DENSE, DENSE_MLA = Part.TABLE, Part.PASSES, Part.DENSE, Part.DENSE_MLA
@@ -176,6 +177,21 @@ _INDEX = {TABLE, PASSES, TOPK}
 )
 def test_an_engines_arguments_leave_parts_out(changes: dict[str, Any], off: set[Part]) -> None:
     assert _off(_engine(**changes)) == off
+
+
+def test_an_argument_counts_as_sglang_has_resolved_it(
+    newest: Wheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--lora-paths` alone: what was given is kept, and what follows from it is elsewhere."""
+    overrides, names = ModuleType("overrides"), {"with_fallback": lambda kind, name, value: value}
+    vars(overrides)["resolution_result"] = newest.compiled(
+        "sglang/srt/arg_groups/overrides.py", "resolution_result", names
+    )
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
+    resolved = [("check_lora_server_args", {"enable_lora": True})]
+
+    assert _off(_engine(enable_lora=None, _resolved_overrides=resolved)) == {PASSES}
+    assert _off(_engine(enable_lora=None)) == set()
 
 
 @pytest.mark.parametrize(
