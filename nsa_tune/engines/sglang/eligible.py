@@ -303,9 +303,10 @@ ROWS: tuple[Row, ...] = (
         "drafts that are trees (`--speculative-eagle-topk` above 1)",
         lambda engine: _speculates(engine) and engine.backend.topk > 1, Part.DECODE_GRAPHS,
     ),
+    # For each number it has another backend, which no start has proven kernels in.
     _row(
         "a number of draft tokens that changes (`--speculative-adaptive`)",
-        _argument("speculative_adaptive"), Part.DECODE_GRAPHS,
+        _argument("speculative_adaptive"), Part.TABLE, Part.DECODE_GRAPHS,
     ),
     _row(
         "several draft layers (`--enable-multi-layer-eagle`)",

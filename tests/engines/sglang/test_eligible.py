@@ -166,7 +166,7 @@ _INDEX = {TABLE, PASSES, TOPK}
         ({"debug_cuda_graph": True}, {DENSE, SPARSE}),
         ({"enable_return_indexer_topk": True}, {DENSE, SPARSE, DECODE_GRAPHS}),
         ({"spec_algorithm": Speculation.NGRAM}, {DECODE_GRAPHS}),
-        ({**EAGLE, "speculative_adaptive": True}, {DECODE_GRAPHS}),
+        ({**EAGLE, "speculative_adaptive": True}, {TABLE, DECODE_GRAPHS}),
         ({**EAGLE, "enable_multi_layer_eagle": True}, {DECODE_GRAPHS}),
         ({"enable_return_routed_experts": True}, {DECODE_GRAPHS}),
         ({"disable_cuda_graph_padding": True}, {DECODE_GRAPHS}),

@@ -45,9 +45,9 @@ class Steering:
         decode: RowGraphs | None,
     ) -> None:
         """`decode`: the decode graphs, if they may run a prefill in this engine."""
+        self._runner = runner
         self._pool = runner.token_to_kv_pool
         self._graphs = runner.prefill_cuda_graph_runner
-        self._backend = runner.attn_backend
         self.ranks = ranks
         self._decode = decode
         self._passes = 0
@@ -127,6 +127,11 @@ class Steering:
             return sums
         # Of such a batch the sums tell too little.
         return batch_of(forward_batch.extend_prefix_lens_cpu, extend_lens)
+
+    @property
+    def _backend(self) -> Any:
+        """SGLang has another one for each number of draft tokens, if that changes."""
+        return self._runner.attn_backend
 
     def _as_run(self, mode: PassMode) -> PassMode:
         """With the kernel that SGLang chose the table's way was SGLang's own."""

@@ -280,13 +280,13 @@ def test_a_pass_is_marked_while_it_runs_and_not_after_an_error(
 
 
 def test_an_eager_pass_of_dense_mla_is_expanded() -> None:
-    steered = Steering(
-        runner(SIZES, ROWS), ALL_TOKENS, cast("Ranks", Alone()), graphs={}, decode=None
-    )
-    seen = []
+    made, seen = runner(SIZES, ROWS), []
+    steered = Steering(made, ALL_TOKENS, cast("Ranks", Alone()), graphs={}, decode=None)
+    # SGLang does so for another number of draft tokens.
+    made.attn_backend = SimpleNamespace()
 
     def look(runner: Any, extend: Any, *rest: Any) -> None:
-        seen.append(vars(steered._backend).get("use_mha"))
+        seen.append(vars(made.attn_backend).get("use_mha"))
 
     for mode in (EAGER, ENGINE):
         steered.forced = mode
