@@ -13,7 +13,7 @@ before, because no more than a few lines a second are written.
     batch       the batch as a word ("extend:1920+128,0+300x4"), or null where that would be long
     mode, sequences, q_tokens, kv_tokens, max_kv, pairs, next_n, captured
                 the batch's features
-    own         what the engine would have done, by question
+    own         what the engine would have done, by question; nothing where no table was asked
     taken       what was done
 
 A line is one write to the end of the file, so processes do not mix their lines, and a process

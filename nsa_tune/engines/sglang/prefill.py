@@ -13,7 +13,7 @@ The engine's own method runs first. What it decided is then changed within these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,13 @@ def chosen(backend: Any, prefix_lens: list[int], extend_lens: list[int]) -> str 
     it leaves that to SGLang."""
     prefill: Prefill | None = backend.__dict__.get(_ATTRIBUTE)
     return None if prefill is None else prefill.answer(prefix_lens, extend_lens, engine_mha=False)
+
+
+def note(backend: Any, forward_batch: Any, way: str) -> None:
+    """Log a pass that runs in another way than by the table's kernel."""
+    prefill: Prefill | None = backend.__dict__.get(_ATTRIBUTE)
+    if prefill is not None:
+        prefill.note(forward_batch, {}, {"pass_mode": way})
 
 
 def start_looking(runner: Any) -> None:
@@ -259,27 +266,24 @@ class Prefill:
                 setattr(backend, _EXTEND, partial(_looked_at, backend, self.shared_keys))
         engine_mha, engine_impl = backend.use_mha, kernel_of(backend)
         answer = self.answer(prefix_lens, extend_lens, engine_mha=engine_mha)
-        if answer is None:
-            return True
-        mha = answer == _MHA
-        impl = engine_impl if mha else answer
+        mha = engine_mha if answer is None else answer == _MHA
+        impl = engine_impl if mha or answer is None else answer
         if mha is not engine_mha or impl != engine_impl:
             union = getattr(backend, "dsa_triton_union", None)
             self._engines = (engine_mha, backend.dsa_prefill_impl, union)
             kernel, _, four = impl.partition("_union")
             backend.use_mha = mha
             self._put(kernel, int(four or 0) if kernel == TRITON else None)
-        if self._log is not None and (count := self._log.due()):
-            batch = batch_of(prefix_lens, extend_lens)
-            assert batch is not None, "it has sums"
-            self._log.write(
-                count,
-                batch,
-                own={"prefill_path": _path(engine_mha), "sparse_prefill": engine_impl},
-                taken={"prefill_path": _path(mha), "sparse_prefill": impl},
-                table=self.answers.table,
-            )
+        own = {"prefill_path": _path(engine_mha), "sparse_prefill": engine_impl}
+        self.note(forward_batch, own, {"prefill_path": _path(mha), "sparse_prefill": impl})
         return True
+
+    def note(self, forward_batch: Any, own: Mapping[str, str], taken: Mapping[str, str]) -> None:
+        """Log a pass, if that is asked for and due."""
+        if self._log is not None and (count := self._log.due()):
+            lens = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
+            if batch := batch_of(*lens):
+                self._log.write(count, batch, own=own, taken=taken, table=self.answers.table)
 
 
 def _looked_at(backend: Any, shared_keys: SharedKeys, *given: Any, **named: Any) -> Any:

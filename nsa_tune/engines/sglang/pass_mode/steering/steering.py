@@ -23,11 +23,13 @@ from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import USE_MHA
-from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed, is_plain_extend
+from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed, is_plain_extend, note
 from nsa_tune.engines.sglang.ranks import Ranks
 
 GRAPHS, EAGER = "_nsa_tune_graphs", "_nsa_tune_eager"
 """Attributes of a graph backend and of a graph runner, while a pass runs in such a way."""
+_ASKS_TABLE = frozenset({PassMode.TABLE_KERNEL, PassMode.EAGER})
+"""Ways in which the table chooses, and notes, what runs."""
 _TOGETHER = 256
 """Passes of any kind between two looks at what loses; equal on all ranks, which run all alike."""
 
@@ -81,6 +83,8 @@ class Steering:
         if batch is None:
             return call.run()
         mode = self.last = self.fastest(batch, self.rows_of(call.batch))
+        if mode not in _ASKS_TABLE:
+            attempt("logging a pass", note, self._backend, call.batch, mode)
         watch = self.monitor
         start = None if watch is None else attempt("timing passes", _watched, watch, watch.begin)
         output = self._run(mode, call)
