@@ -65,12 +65,19 @@ class Wins:
         self.timings = tuple(timings)
         self._beyond = beyond
         self._wins = {timing.size: timing.is_win(margin) for timing in self.timings}
+        self._last: tuple[Size, bool] = ((), False)
 
     def __contains__(self, size: Size) -> bool:
         """Whether nsa-tune's kernel was faster at all measured sizes around `size`.
 
         By the first number, smaller calls than were measured are left to SGLang.
         """
+        # All layers of a pass ask for the same.
+        if size != self._last[0]:
+            self._last = size, self._faster_around(size)
+        return self._last[1]
+
+    def _faster_around(self, size: Size) -> bool:
         first = [measured[0] for measured in self._wins]
         if not first or size[0] < min(first) or (size[0] > max(first) and not self._beyond):
             return False

@@ -27,7 +27,8 @@ def _wins(*timings: Timing, beyond: bool = True) -> Wins:
 def test_sizes_between_two_that_are_faster_get_the_kernel() -> None:
     wins = _wins(Timing((4,), 30.0, 20.0), Timing((8,), 33.0, 25.0), Timing((16,), 36.0, 35.5))
 
-    assert [size for size in (3, 4, 6, 8, 9, 16, 99) if (size,) in wins] == [4, 6, 8]
+    asked = (3, 4, 4, 6, 6, 8, 9, 9, 16, 99)  # layers of a pass ask alike
+    assert [size for size in asked if (size,) in wins] == [4, 4, 6, 6, 8]
     assert len(wins.faster) == 2
 
 
