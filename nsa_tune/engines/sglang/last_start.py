@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from nsa_tune.db.places import user_folder
+from nsa_tune.engines.sglang import say_once
 from nsa_tune.engines.sglang.releases import installed_version
 
 _MOST_BYTES = 1000
@@ -28,7 +30,9 @@ def written(path: Path | None, text: str) -> bool:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
-    except OSError:
+    except OSError as error:
+        text = f"what this start measures is not kept in {path.parent}: {error.strerror}"
+        say_once(logging.WARNING, text)
         return False
     return True
 

@@ -108,11 +108,13 @@ def test_what_is_no_file_is_not_read(folder: Path) -> None:
     assert not remembered.save(TIMES)
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_keeps_nothing_and_why_is_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("in the way")
 
-    assert not remembered.save(TIMES)
+    assert not remembered.save(TIMES) and f"not kept in {folder}: File exists" in caplog.text
     assert remembered.load(KEY) is None
     assert list(remembered.remembered()) == []
 
