@@ -62,11 +62,7 @@ class Check:
 
 
 def read_checks(path: Path) -> list[Check]:
-    """Every check in the database `path`, the oldest first; none in one of an older schema.
-
-    Raises:
-        StoreError: when it cannot be read.
-    """
+    """Every check in the database `path`, the oldest first; none in one of an older schema."""
     with reading(path) as (connection, version):
         rows = connection.execute(_CHECKS) if version >= _SINCE else ()
         return [Check(*checked(_CHECK, row)) for row in rows]

@@ -1,4 +1,7 @@
-"""Runs in a database, read-only: what is going on now, and what one run measured."""
+"""Runs in a database, read-only: what is going on now, and what one run measured.
+
+An empty database is NoTunedData.
+"""
 
 from __future__ import annotations
 
@@ -80,24 +83,14 @@ def _measured(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
 
 
 def state_of(path: Path) -> tuple[int, int, int]:
-    """Numbers that change whenever something is stored; cheap enough to poll every second.
-
-    Raises:
-        StoreError: when the database cannot be read.
-        NoTunedData: when it is empty.
-    """
+    """Numbers that change whenever something is stored; cheap enough to poll every second."""
     with _measured(path) as (connection, _):
         newest, runs, ended = connection.execute(_STATE).fetchone()
         return count_of(newest), count_of(runs), count_of(ended)
 
 
 def runs_of(path: Path, most: int = 20) -> list[Run]:
-    """The newest runs, the newest first.
-
-    Raises:
-        StoreError: when the database cannot be read.
-        NoTunedData: when it is empty.
-    """
+    """The newest runs, the newest first."""
     with _measured(path) as (connection, _):
         return [Run(*checked(_RUN, row)) for row in connection.execute(_RUNS, [most])]
 
@@ -115,12 +108,7 @@ _MEASURED = (count_of, text_of, text_of, text_of, text_of, number_of, text_of, t
 
 
 def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newest]:
-    """The measurements stored last, or the failures among them, the newest first.
-
-    Raises:
-        StoreError: when the database cannot be read.
-        NoTunedData: when it is empty.
-    """
+    """The measurements stored last, or the failures among them, the newest first."""
     ok = str(Status.OK) if failed else ""
     with _measured(path) as (connection, _):
         rows = connection.execute(_NEWEST, [ok, ok, most])
@@ -128,12 +116,8 @@ def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newes
 
 
 def run_table(path: Path, number: int) -> Table:
-    """What run `number` measured, as a table of its own.
-
-    Raises:
-        StoreError: when the database cannot be read.
-        NoTunedData: when there is no such run, or it measured nothing.
-    """
+    """What run `number` measured, as a table of its own; NoTunedData when there is no such run,
+    or it measured nothing."""
     with _measured(path) as (connection, version):
         of_run = connection.execute("SELECT key_id FROM runs WHERE id = ?", [number]).fetchall()
         rows = connection.execute(_OF_RUN.format(**columns_since(version)), [number]).fetchall()

@@ -1,7 +1,8 @@
 """The copies of one address in the user's cache folder, and what was last heard of its server.
 
 Each copy is a file named by its SHA-256, so whoever has opened one goes on with it when another
-process brings the next. `state.json` says which one counts. Both are put in place whole.
+process brings the next. `state.json` says which one counts. Both are put in place whole. What
+cannot be written is an OSError.
 """
 
 from __future__ import annotations
@@ -53,11 +54,7 @@ class Copies:
         self._state = self._folder / "state.json"
 
     def make(self) -> None:
-        """Make the folder, for this user alone.
-
-        Raises:
-            OSError: when that cannot be.
-        """
+        """Make the folder, for this user alone."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def state(self) -> State:
@@ -70,11 +67,7 @@ class Copies:
             return State()
 
     def keep(self, state: State) -> None:
-        """Put `state` in the place of the old one.
-
-        Raises:
-            OSError: when it cannot be written.
-        """
+        """Put `state` in the place of the old one."""
         draft = self.draft()
         try:
             draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
@@ -102,11 +95,7 @@ class Copies:
         return datetime.fromtimestamp(_modified(path), UTC).isoformat(timespec="milliseconds")
 
     def put(self, draft: Path, sha256: str) -> Path:
-        """Make `draft`, whose name ends with its kind, the copy with this SHA-256.
-
-        Raises:
-            OSError: when it cannot be moved.
-        """
+        """Make `draft`, whose name ends with its kind, the copy with this SHA-256."""
         path = draft.with_name(f"{sha256}{draft.suffix}")
         draft.replace(path)
         return path
@@ -146,11 +135,7 @@ class Copies:
 
 
 def remove_beside(path: Path) -> None:
-    """Remove what SQLite leaves beside a database `path` in WAL mode that was read only.
-
-    Raises:
-        OSError: when that cannot be.
-    """
+    """Remove what SQLite leaves beside a database `path` in WAL mode that was read only."""
     for end in ("-wal", "-shm"):
         path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
 
