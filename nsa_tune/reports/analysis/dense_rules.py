@@ -85,11 +85,8 @@ class DenseAdvice:
 
 def advised(dispatcher: Dispatcher, engine: str) -> DenseAdvice:
     """What the rules of `engine` ("sglang" or "vllm") lose, by the dispatcher's table.
-
-    Raises:
-        UsageError: where the engine has another kernel than FlashAttention-3.
-        NoTunedData: when the table has no batches with both paths.
-    """
+    UsageError where the engine has another kernel than FlashAttention-3, NoTunedData when the
+    table has no batches with both paths."""
     setting = dispatcher.setting
     if setting.device.arch != "sm90":
         raise UsageError(f"dense MLA is advised on for Hopper, not for {setting.device.name}")

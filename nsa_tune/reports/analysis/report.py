@@ -127,12 +127,8 @@ def build(
     points: Mapping[str, Point] = POINTS,
     baseline: Baseline = DEFAULT_BASELINE,
 ) -> Report:
-    """The report over `tables`, in their order.
-
-    Raises:
-        StoreCorrupt: when a table names a KV layout or a batch that does not exist.
-        UnknownName: when a table is of a model that this version does not know.
-    """
+    """The report over `tables`, in their order. StoreCorrupt when one names a KV layout or a
+    batch that does not exist, UnknownName when it is of a model that this version does not know."""
     places: SharedPlaces = {}
     return Report(
         tuple(_section(table, points, baseline, places) for table in tables), baseline.name

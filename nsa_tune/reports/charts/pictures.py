@@ -10,11 +10,8 @@ from nsa_tune.reports.charts.theme import THEMES, Spec, picture_theme
 
 
 def as_svg(spec: Spec) -> str:
-    """`spec`, with its data, as SVG text without a background, in the colours of a reader's theme.
-
-    Raises:
-        ExtraMissing: when vl-convert is not installed.
-    """
+    """`spec`, with its data, as SVG text without a background, in the colours of a reader's
+    theme; ExtraMissing without vl-convert."""
     light, dark = (
         _converter().vegalite_to_svg(
             {**spec, "params": [*spec["params"], {"name": "dark", "value": theme == "dark"}]},

@@ -94,11 +94,7 @@ def compare(
     points: Mapping[str, Point] = POINTS,
     baseline: Baseline = DEFAULT_BASELINE,
 ) -> Comparison:
-    """What changed from `before` to `after`, two tables of one model, head count and KV layout.
-
-    Raises:
-        StoreCorrupt: when a table cannot be read as one of its points.
-    """
+    """What changed from `before` to `after`, two tables of one model, head count and KV layout."""
     settings = Setting.of(before), Setting.of(after)
     # As plans compare arms: with a layer's share of what is computed once a pass.
     ours, theirs = (

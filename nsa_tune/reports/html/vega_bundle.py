@@ -22,11 +22,7 @@ def has_charts() -> bool:
 
 
 def charts_javascript() -> str:
-    """The script that draws charts.
-
-    Raises:
-        ExtraMissing: when vl-convert is not installed.
-    """
+    """The script that draws charts; ExtraMissing without vl-convert."""
     if not has_charts():
         raise ExtraMissing.of("drawing charts", "report")
     return _bundled()
