@@ -269,6 +269,8 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     most = 8 if deployment.launch.engine == "sglang" else 1
     if deployment.tp > most and not standing_in(deployment):
         yield f"the plug-in never ran with more than TP{most}"
+    if unread := deployment.launch.unread:
+        yield f"not priced, and with some the plug-in does less: {', '.join(unread)}"
     if deployment.dp > 1 and deployment.launch.engine == "sglang":
         yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
     if not deployment.launch.graphs or deployment.chunk > GRAPH_SIZES[-1]:
@@ -294,8 +296,7 @@ def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
     """Where the prices of passes come from, and what that means."""
     setting, measured = deployment.setting, deployment.measured
     if measured is None:
-        where = deployment.where
-        yield f"whole passes were not measured for {where}: attention alone is compared"
+        yield f"whole passes were not measured for {deployment.where}: attention alone is compared"
         if deployment.launch.engine == "vllm":
             yield "a trace's batches are those of SGLang's scheduler"
         else:

@@ -60,7 +60,7 @@ class Launch:
         flags, latest = dict[str, str](), ""
         for word in words:
             name, equals, value = word.partition("=")
-            if word.startswith("-") or (equals and name.isidentifier()):
+            if re.match(r"-\D", word) or (equals and name.isidentifier()):
                 flags[name], latest = shlex.quote(value) if value else "", "" if equals else name
             elif latest:
                 flags[latest] = f"{flags[latest]} {shlex.quote(word)}".lstrip()
@@ -114,20 +114,23 @@ class Launch:
         return 1 if self.engine == "sglang" and _DP_ATTENTION not in self.flags else ranks
 
     @property
-    def misspelled(self) -> dict[str, str]:
-        """Flags that are not read, but look like one that is, and what an answer says of them."""
+    def unread(self) -> dict[str, list[str]]:
+        """Flags that are not read, and of those that are the one that looks like it."""
         read = [*chain(*_ALIASES[self.engine].values()), *_NO_GRAPHS, _DP_ATTENTION, FORCE_MQA]
         unread = [name for name in self.flags if name.startswith("--") and name not in read]
-        close = {name: get_close_matches(name.replace("_", "-"), read, 1, 0.9) for name in unread}
+        return {name: get_close_matches(name.replace("_", "-"), read, 1, 0.9) for name in unread}
+
+    @property
+    def misspelled(self) -> dict[str, str]:
+        """Flags that are not read, but look like one that is, and what an answer says of them."""
         text = "{} is left out, as no such flag is known here: did you mean {}?"
-        return {name: text.format(name, names[0]) for name, names in close.items() if names}
+        return {name: text.format(name, names[0]) for name, names in self.unread.items() if names}
 
     @property
     def answers(self) -> dict[str, str]:
         """What the flags for kernels answer, by question."""
         named = {PREFILL_FLAG: "sparse_prefill", DECODE_FLAG: "decode"}
-        force_mqa = self.flags.get(FORCE_MQA, "").lower() == "true"
-        answers = {"prefill_path": "mla"} if force_mqa else {}
+        answers = {"prefill_path": "mla"} if self.flags.get(FORCE_MQA, "").lower() == "true" else {}
         return answers | {named[n]: value for n, value in self.flags.items() if n in named}
 
     def changed(self, changes: Mapping[str, str]) -> Launch:
@@ -157,5 +160,4 @@ class Launch:
 
 def flags_of(*setups: str) -> dict[str, str]:
     """The flags that setups of `AttentionPrices` name; the default names none."""
-    pairs = (setup.partition(" ") for setup in setups)
-    return {name: value for name, _, value in pairs if value}
+    return {name: value for name, _, value in (one.partition(" ") for one in setups) if value}

@@ -11,7 +11,7 @@ _GIB = 2**30
 _INDEX_KEY_BYTES = 132  # of a token in the indexer's cache: 128 e4m3 values and their scale
 STATIC_FRACTION = 0.88
 """Share of a GPU that weights and KV pool may take where --mem-fraction-static is not given. The
-rest is for activations and CUDA graphs, those of the plug-in (up to 2.3 GiB) among them."""
+rest is for activations and CUDA graphs, those of the plug-in (up to 3.5 GiB) among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,8 @@ def test_one_figure_says_how_sure_the_intervals_are(advise: Any, trace: str) -> 
 
 
 def test_the_release_that_is_assumed_is_told(advise: Any) -> None:
-    assert "Engine: SGLang 0.5.23 is assumed" in advise("--flags", FP8).out
+    told = advise("--flags", f"{FP8} --pp 2").out
+    assert "Engine: SGLang 0.5.23 is assumed" in told and "does less: --pp\n" in told
     older = advise("--flags", FP8, "--engine-version", "0.5.17")
     assert "Engine: SGLang 0.5.17 is assumed" in older.out
     vllm = advise("--engine", "vllm", "--flags", "--tensor-parallel-size 8")
