@@ -60,11 +60,8 @@ class Case:
 
 
 def cases_of(text: str) -> list[Case]:
-    """Cases from `prefix:new:sequences[:repeats]`, separated by commas or blanks.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """Cases from `prefix:new:sequences[:repeats]`, separated by commas or blanks; ValueError for
+    anything else."""
     found = []
     for one in text.replace(",", " ").split():
         prefix, new, count, *share = one.split(":")

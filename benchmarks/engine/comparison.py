@@ -133,11 +133,7 @@ class Contest:
 
 
 def read(path: Path, label: str = "") -> Engine:
-    """The result at `path`.
-
-    Raises:
-        ValueError: when it is no result of this schema.
-    """
+    """The result at `path`; ValueError when it is no result of this schema."""
     document = json.loads(path.read_text())
     if document.get("schema") != SCHEMA:
         raise ValueError(f"{path} is no {SCHEMA} document: {document.get('schema')}")

@@ -70,11 +70,8 @@ def configurations_for(kv_dtype: str, *, plugin: bool = True) -> tuple[Configura
 
 
 def parsed(text: str) -> tuple[Configuration, ...]:
-    """Configurations from a JSON list of objects.
-
-    Raises:
-        ValueError: when a field is unknown, a name is missing or used twice, or none is given.
-    """
+    """Configurations from a JSON list of objects; ValueError when a field is unknown, a name is
+    missing or used twice, or none is given."""
     found = tuple(_one(item) for item in json.loads(text))
     names = [one.name for one in found]
     if not found or len(set(names)) < len(names):

@@ -37,10 +37,7 @@ _TOOLS = {"ptxas": "ptxas-blackwell", "ptxas-blackwell": "ptxas-blackwell"}
 
 def unpack(pack: Path, home: Path) -> list[str]:
     """Take over the parts in `pack`; once all are there, unpack. The names of missing parts.
-
-    Raises:
-        ValueError: when the parts do not belong together.
-    """
+    ValueError when the parts do not belong together."""
     wanted = json.loads((pack / "pack.json").read_text())
     if _ready(home) == wanted["sha256"]:
         return []

@@ -36,11 +36,8 @@ _AFTER_S = (0.0, 0.0, 0.01, 0.03)
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """One row: passes a rank, and where ranks differ.
-
-    Raises:
-        RuntimeError: when they differ, or an answer was too short; the row comes before.
-    """
+    """One row: passes a rank, and where ranks differ. RuntimeError behind it when they differ,
+    or an answer was too short."""
     events = TableEvents(options.soak_table) if options.soak_table else None
     try:
         row = _mixed(session, options, events)

@@ -113,11 +113,8 @@ class Session:
         return next(found, self.configurations[0])
 
     def named(self, names: str) -> tuple[Configuration, ...]:
-        """Configurations by names separated by commas; all for an empty text.
-
-        Raises:
-            ValueError: for a name that this engine does not have.
-        """
+        """Configurations by names separated by commas; all for an empty text; ValueError for a
+        name that this engine does not have."""
         wanted = [name for name in names.split(",") if name]
         unknown = set(wanted) - {one.name for one in self.configurations}
         if unknown:
@@ -188,11 +185,7 @@ class Session:
         return answers[0]
 
     def flush(self) -> None:
-        """Forget all cached prefixes.
-
-        Raises:
-            RuntimeError: when the engine never comes to rest.
-        """
+        """Forget all cached prefixes; RuntimeError when the engine never comes to rest."""
         for _ in range(_MOST_FLUSHES):
             # It refuses while a pass is under way, and answers are sent before that ends.
             if getattr(self.engine.flush_cache(), "success", True):

@@ -49,9 +49,6 @@ def shrink(source: Path, target: Path, arch: int, keep: str | None = None) -> in
 
     Device code stays when it is for `arch` (90 for sm_90) and, where `keep` is given, when this
     regular expression is found in the name of the source that it was compiled from.
-
-    Raises:
-        ValueError: when `source` is no 64-bit ELF file.
     """
     wanted = re.compile(keep) if keep else None
     with source.open("rb") as file:

@@ -66,10 +66,7 @@ class Prompts:
 
 def read_trace(path: Path, *, most: int, longest: int, out_tokens: int) -> list[Request]:
     """The first `most` requests with prompts of at most `longest` tokens, the warm ones besides.
-
-    Raises:
-        ValueError: for a line that is of neither format.
-    """
+    ValueError for a line that is of neither format."""
     found: list[Request] = []
     timed = 0
     for line in path.read_text().splitlines():

@@ -52,10 +52,7 @@ CASES = (
 
 def cases_of(text: str) -> tuple[Case, ...]:
     """The cases of prefix:new:sequences:decodes,...; the built-in ones for an empty `text`.
-
-    Raises:
-        ValueError: for anything else, and for a prefix that is not of whole blocks.
-    """
+    ValueError for anything else, and for a prefix that is not of whole blocks."""
     if not text:
         return CASES
     found = []
