@@ -150,7 +150,8 @@ class _Here:
         if device == "cpu" or (device == "auto" and not names):
             return cls(detect.cpu_name(), "", detect.library_versions(), ())
         visible = visible_gpus(len(names))
-        gpus = visible if device == ALL else visible[_ordinal(device) :][:1]
+        ordinal = int(device.partition(":")[2] or 0)
+        gpus = visible if device == ALL else visible[ordinal:][:1]
         models = set(_names_of(gpus, names))
         if not models:
             raise MachineUnfit(f"there is no device {device} here")
@@ -188,12 +189,8 @@ def _names_of(gpus: Iterable[int | str], names: Sequence[str]) -> Iterator[str]:
             yield from names
 
 
-def _ordinal(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
-
-
-class _Job:
-    """One job that is this worker's."""
+class _Job(Progress):
+    """One job that is this worker's. A run tells it of each batch."""
 
     def __init__(
         self, client: Client, request: WorkerRequest, here: _Here, facts: Mapping[str, Any],
@@ -217,7 +214,7 @@ class _Job:
         name = f"job {self._facts['id']}"
         try:
             with self._beating():
-                message = self._measured(Together(progress, _Watch(self._at)))
+                message = self._measured(Together(progress, self))
             self._push(self._client)
             self._end("done", message)
         except Refused as error:
@@ -316,9 +313,9 @@ class _Job:
                 # Away, or the database is locked: the run goes on, and the next beat says more.
                 continue
 
-    def _at(self, done: int, batches: int) -> None:
+    def batch(self, stored: Stored) -> None:
         """Note how far the sweep is; end the run when the service no longer wants it."""
-        self._batches = done, batches
+        self._batches = stored.done, stored.total
         if self._refused is not None:
             raise KeyboardInterrupt
 
@@ -368,17 +365,6 @@ class _Job:
 def _one_line(message: str) -> str:
     """`message` as a service takes it: what a library wrote may have tabs and escape codes."""
     return "".join(letter if letter.isprintable() else " " for letter in message)[:_LONGEST_MESSAGE]
-
-
-class _Watch(Progress):
-    """Looks after each batch whether to go on."""
-
-    def __init__(self, at: Callable[[int, int], None]) -> None:
-        self._at = at
-
-    def batch(self, stored: Stored) -> None:
-        """A batch is stored."""
-        self._at(stored.done, stored.total)
 
 
 def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str], None]) -> None:

@@ -172,17 +172,15 @@ class Client:
         """The JSON object at `path`. Raises as `get`."""
         return _parsed(self.get(path))
 
-    def post(
-        self, path: str, body: bytes | Mapping[str, Any], kind: str = "application/octet-stream"
-    ) -> dict[str, Any]:
-        """What the service answers to `body`, bytes of a content type or JSON. Raises as `get`."""
+    def post(self, path: str, body: bytes | Mapping[str, Any]) -> dict[str, Any]:
+        """What the service answers to `body`, bytes or JSON. Raises as `get`."""
         if not isinstance(body, bytes):
-            body, kind = json.dumps(body, sort_keys=True).encode(), "application/json"
-        return _parsed(self.answer("POST", path, body, kind).body)
+            body = json.dumps(body, sort_keys=True).encode()
+        return _parsed(self.answer("POST", path, body).body)
 
-    def answer(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Answer:
+    def answer(self, method: str, path: str, body: bytes | None = None) -> Answer:
         """What the service answers, with its headers. Raises as `get`."""
-        headers = {"Content-Type": kind} if kind else {}
+        headers = {} if body is None else {"Content-Type": "application/octet-stream"}
         end, pause = time.monotonic() + self.patience_s, _FIRST_PAUSE_S
         while True:
             request = _request(method, self.url + path, self._token, body, headers)

@@ -34,7 +34,7 @@ def ask_for(service: Address, wanted: Mapping[str, object]) -> threading.Thread 
 def _ask(service: Address, body: bytes) -> None:
     url = service.server
     try:
-        hasty(url).post("/v1/wanted", body, "application/json")
+        hasty(url).post("/v1/wanted", body)
     except NsaTuneError as error:
         _log.warning("no table was asked for: %s", error)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -50,11 +51,7 @@ def token_list(database: DatabaseToWrite = None, json: AsJson = False) -> None:
     with _tokens(database, create=False) as tokens:
         listed = tokens.all()
     if json:
-        documents = [
-            {"name": token.name, "role": str(token.role), "created_at": token.created_at}
-            for token in listed
-        ]
-        print_document({"schema": "nsa-tune/tokens/1", "tokens": documents})
+        print_document({"schema": "nsa-tune/tokens/1", "tokens": list(map(asdict, listed))})
         return
     for token in listed:
         typer.echo(f"{token.name}  {token.role}  {token.created_at}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -62,9 +63,8 @@ def worker(
     check_packages("measuring")
     from nsa_tune.fleet.worker import WorkerRequest, work
 
-    request = WorkerRequest(database or _database(), device, busy=busy, wait=wait, poll_s=poll)
-    if name is not None:
-        request = WorkerRequest(request.database, device, name, busy, wait, poll)
+    name = name or socket.gethostname()
+    request = WorkerRequest(database or _database(), device, name, busy, wait, poll)
     client = client_of(url, patience)
     progress, shown = progress_for(Console(stderr=True), quiet=quiet)
     with interruptible("interrupted; what was measured is pushed, or kept for later"), shown:

@@ -91,16 +91,10 @@ class JobEndpoints:
         beat = self._service.jobs.beat
         return _of_job(await self._service.in_state(beat, number, claim, *counts))
 
-    async def done(self, request: Request) -> Response:
-        """A worker has finished."""
-        return await self._ended(request, "done")
-
-    async def failed(self, request: Request) -> Response:
-        """A worker cannot do it."""
-        return await self._ended(request, "failed")
-
-    async def _ended(self, request: Request, state: str) -> Response:
+    async def ended(self, request: Request) -> Response:
+        """A worker has finished ("done"), or cannot do it ("failed"), as the address says."""
         number, claim, document = await self._own(request)
+        state = request.url.path.rpartition("/")[2]
         rows, message = number_in(document, "rows", 0), text_in(document, "message", "")
         end = self._service.jobs.end
         return _of_job(await self._service.in_state(end, number, claim, state, rows, message))

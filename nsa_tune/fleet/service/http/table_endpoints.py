@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class TableEndpoints:
         name = name if entries else "no table"
         # The tag is the version, not the content's hash: whoever asks again after a restart is
         # answered without a body being made.
-        version = _version_of(entries)
+        version = sha256("".join(entry.version for entry in entries).encode()).hexdigest()
         if same := unchanged(request, version):
             return same
         make = partial(of_keys, self._service.database, entries)
@@ -92,10 +92,6 @@ class TableEndpoints:
         async with body_file(request, self._service, MOST_BYTES) as path:
             merged = await self._service.upload(path)
         return answer(merged._asdict())
-
-
-def _version_of(entries: Sequence[Entry]) -> str:
-    return hashlib.sha256("".join(entry.version for entry in entries).encode()).hexdigest()
 
 
 def _listed(entries: Sequence[Entry], doubtful: Mapping[str, Sequence[str]]) -> str:

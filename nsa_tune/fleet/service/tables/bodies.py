@@ -35,7 +35,9 @@ _SLOW_S, _KEPT_FOR = 1.0, 10.0
 """What takes longer than a second to make is sent for ten times as long as it took."""
 
 Make = Callable[[Path], object]
-InThread = Callable[[Callable[[], "tuple[Body, float]"]], Awaitable["tuple[Body, float]"]]
+Kept = tuple[str, "Body", float]
+"""Version, body, and until when it is sent whatever the version."""
+InThread = Callable[[Callable[[], Kept]], Awaitable[Kept]]
 
 
 class _File:
@@ -72,8 +74,8 @@ class Bodies:
     """The bodies that were asked for last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[str, Body, float]] = OrderedDict()
-        """By name: version, body, and until when it is sent whatever the version."""
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        """By name."""
         self._making: dict[str, asyncio.Lock] = {}
 
     async def get(self, name: str, version: str, make: Make, run: InThread) -> Body:
@@ -82,7 +84,7 @@ class Bodies:
         async with self._making.setdefault(name, asyncio.Lock()):
             kept = self._kept.get(name)
             if kept is None or (kept[0] != version and monotonic() > kept[2]):
-                kept = await _made(version, make, run)
+                kept = await run(lambda: _made(version, make))
             self._kept[name] = kept
             self._kept.move_to_end(name)
             while len(self._kept) > _MOST_KEPT:
@@ -90,18 +92,13 @@ class Bodies:
             return kept[1]
 
 
-async def _made(version: str, make: Make, run: InThread) -> tuple[str, Body, float]:
-    body, took = await run(lambda: _written(version, make))
-    return version, body, monotonic() + (_KEPT_FOR * took if took > _SLOW_S else 0.0)
-
-
-def _written(version: str, make: Make) -> tuple[Body, float]:
-    """The body, and the seconds that it took to make."""
+def _made(version: str, make: Make) -> Kept:
     begun = monotonic()
     with tempfile.TemporaryDirectory(prefix="nsa-tune-body-") as folder:
         path = Path(folder, "body")
         make(path)
-        return Body(path, version), monotonic() - begun
+        body, now = Body(path, version), monotonic()
+    return version, body, now + (_KEPT_FOR * (now - begun) if now - begun > _SLOW_S else 0.0)
 
 
 # --- what is written
@@ -110,7 +107,8 @@ def _written(version: str, make: Make) -> tuple[Body, float]:
 def whole(database: Path, into: Path) -> None:
     """Copy `database` at one moment into one file: without a log beside it, and byte by byte the
     same for the same content."""
-    with store_errors(database), closing(_opened(database)) as connection:
+    uri = f"{database.absolute().as_uri()}?mode=ro"
+    with store_errors(database), closing(sqlite3.connect(uri, uri=True)) as connection:
         connection.execute("VACUUM INTO ?", [str(into)])
 
 
@@ -156,7 +154,3 @@ def text_of(database: Path, entry: Entry, into: Path) -> None:
     """Write the table `entry` of `database` as `nsa-tune db export` does."""
     text = format_table(table_in(database, entry.key))
     into.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _opened(database: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -154,7 +154,8 @@ class Index:
                 )  # fmt: skip
             for query, name in ((_NEWEST_RUNS, "newest_run"), (_NEWEST_LIMITS, "newest_limit")):
                 for number, newest in connection.execute(query):
-                    entries[number] = _with(entries[number], {name: count_of(newest)})
+                    changed: dict[str, Any] = {name: count_of(newest)}
+                    entries[number] = replace(entries[number], **changed)
         self._entries = entries
         self._newest = max((entry.newest for entry in entries.values()), default=0)
         whole = tuple(entry for entry in entries.values() if entry.succeeded)
@@ -179,8 +180,3 @@ def _renewed(connection: sqlite3.Connection, entry: Entry) -> Entry:
         succeeded=entry.succeeded or bool(succeeded), newest_run=count_of(run or 0),
         newest_limit=count_of(limit or 0),
     )  # fmt: skip
-
-
-def _with(entry: Entry, changes: Mapping[str, Any]) -> Entry:
-    unchanged = all(getattr(entry, name) == value for name, value in changes.items())
-    return entry if unchanged else replace(entry, **changes)
