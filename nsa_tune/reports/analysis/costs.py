@@ -21,14 +21,15 @@ class Cost:
     """Batches left out because the taken choice has no measured time."""
 
 
-def cost_of_default(cells: Sequence[Cell]) -> Cost | None:
-    """The cost of the engine's baseline over `cells`; None when no cell has a time for it."""
-    return _cost([(cell, cell.cost(cell.default)) for cell in cells])
-
-
-def cost_of_choice(cells: Sequence[Cell]) -> Cost | None:
-    """The cost of the table's own choices, on the batches that the table was made from."""
-    return _cost([(cell, cell.cost(cell.choice)) for cell in cells])
+def cost_of(taken: Sequence[tuple[Cell, str | None]]) -> Cost | None:
+    """The cost of the choice that is taken for each cell; None when none of them has a time."""
+    costs = [(cell.cost(choice), cell.word) for cell, choice in taken]
+    known = [(cost, word) for cost, word in costs if cost is not None]
+    if not known:
+        return None
+    worst, batch = max(known)
+    geomean = geometric_mean(cost for cost, _ in known)
+    return Cost(len(known), geomean, worst, batch, len(costs) - len(known))
 
 
 def worst_first(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
@@ -36,12 +37,3 @@ def worst_first(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
     costs = [(cell, cost) for cell in cells if (cost := cell.cost(cell.default)) is not None]
     costly = [(cell, cost) for cell, cost in costs if cost > 1]
     return sorted(costly, key=lambda pair: (-pair[1], pair[0].word))
-
-
-def _cost(pairs: list[tuple[Cell, float | None]]) -> Cost | None:
-    known = [(cost, cell.word) for cell, cost in pairs if cost is not None]
-    if not known:
-        return None
-    worst, batch = max(known)
-    geomean = geometric_mean(cost for cost, _ in known)
-    return Cost(len(known), geomean, worst, batch, len(pairs) - len(known))

@@ -133,7 +133,8 @@ def _step(
     survey = policy.survey(batch)
     every = policy.estimates(batch)
     timed = {arm: every[arm] for arm in survey.latencies if arm in every}
-    ways = {arm: one.latency_us / layers for arm, one in sorted(timed.items(), key=_by_time)}
+    by_time = sorted(timed, key=lambda arm: timed[arm].latency_us)
+    ways = {arm: timed[arm].latency_us / layers for arm in by_time}
     arm = _fastest(timed, point.arms_taken(lambda question: choose(policy, question)))
 
     def by_default(question: Question) -> str:
@@ -162,10 +163,6 @@ def _step(
         named, ways.get(default or ""),
         "outside of the measured range" if one.extrapolated else "",
     )  # fmt: skip
-
-
-def _by_time(item: tuple[str, Estimate]) -> float:
-    return item[1].latency_us
 
 
 def _fastest(timed: Mapping[str, Estimate], among: set[str]) -> str | None:

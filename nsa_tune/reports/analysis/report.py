@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
-from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
+from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import SharedPlaces
 from nsa_tune.backend.dispatch.decide import Verdict
@@ -23,7 +23,7 @@ from nsa_tune.reports.analysis.answer import Answer, answer_of
 from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 from nsa_tune.reports.analysis.ceilings import Ceilings, ceilings_of
 from nsa_tune.reports.analysis.cells import Cell, cells_of
-from nsa_tune.reports.analysis.costs import Cost, cost_of_choice, cost_of_default
+from nsa_tune.reports.analysis.costs import Cost, cost_of
 from nsa_tune.reports.analysis.crossovers import Line, trace
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps, typical_batches
 from nsa_tune.reports.analysis.slices import Slice, slices_of
@@ -121,32 +121,24 @@ class Report:
     """Name of the engine baseline whose cost is shown."""
 
 
-def build(
-    tables: Iterable[Table],
-    *,
-    points: Mapping[str, Point] = POINTS,
-    baseline: Baseline = DEFAULT_BASELINE,
-) -> Report:
+def build(tables: Iterable[Table], *, points: Mapping[str, Point] = POINTS) -> Report:
     """The report over `tables`, in their order. StoreCorrupt when one names a KV layout or a
     batch that does not exist, UnknownName when it is of a model that this version does not know."""
     places: SharedPlaces = {}
-    return Report(
-        tuple(_section(table, points, baseline, places) for table in tables), baseline.name
-    )
+    sections = tuple(_section(table, points, places) for table in tables)
+    return Report(sections, DEFAULT_BASELINE.name)
 
 
-def _section(
-    table: Table, points: Mapping[str, Point], baseline: Baseline, places: SharedPlaces
-) -> Section:
+def _section(table: Table, points: Mapping[str, Point], places: SharedPlaces) -> Section:
     setting = Setting.of(table)
     ceilings = ceilings_of(table.measurements)
-    reports = tuple(map(_point_report, _policies(table, points, baseline, places)))
-    layers = tuple(_layers(reports, points, setting, baseline, ceilings))
+    reports = tuple(map(_point_report, _policies(table, points, places)))
+    layers = tuple(_layers(reports, points, setting, ceilings))
     return Section(table, reports, tuple(_failures(table.measurements)), layers, ceilings)
 
 
 def _policies(
-    table: Table, points: Mapping[str, Point], baseline: Baseline, places: SharedPlaces
+    table: Table, points: Mapping[str, Point], places: SharedPlaces
 ) -> Iterator[CachedPolicy]:
     """The policy of each point that the table has measurements of."""
     setting = Setting.of(table)
@@ -155,15 +147,13 @@ def _policies(
         by_point[row.point].append(row)
     for name, point in points.items():
         if name in by_point:
-            yield CachedPolicy.of(point, setting, by_point[name], baseline, places)
+            yield CachedPolicy.of(point, setting, by_point[name], DEFAULT_BASELINE, places)
 
 
-def measured_cells(
-    table: Table, *, points: Mapping[str, Point] = POINTS, baseline: Baseline = DEFAULT_BASELINE
-) -> dict[str, list[Cell]]:
+def measured_cells(table: Table, points: Mapping[str, Point] = POINTS) -> dict[str, list[Cell]]:
     """The cells of a report by question, without what takes longest to compute: the lines."""
     cells: dict[str, list[Cell]] = {}
-    for policy in _policies(table, points, baseline, {}):
+    for policy in _policies(table, points, {}):
         batches, measured = _measured(policy)
         for question in policy.point.questions:
             cells[question.name] = cells_of(question, policy, batches, measured)
@@ -185,7 +175,7 @@ def _measured(
 
 def _layers(
     reports: Iterable[PointReport], points: Mapping[str, Point], setting: Setting,
-    baseline: Baseline, ceilings: Ceilings | None,
+    ceilings: Ceilings | None,
 ) -> Iterator[LayerSteps]:  # fmt: skip
     """The steps of typical batches; those of points that the table has nothing of have no time."""
     here = {report.point.name: report.policy for report in reports}
@@ -194,7 +184,8 @@ def _layers(
         if setting.profile.family in point.families:
             policies[name] = here.get(name) or Policy.fit(point, setting, ())
     for batch in typical_batches(here):
-        found = layer_steps(batch, policies, setting, baseline, partial(_taken, batch), ceilings)
+        chosen = partial(_taken, batch)
+        found = layer_steps(batch, policies, setting, DEFAULT_BASELINE, chosen, ceilings)
         if any(step.latency_us for step in found.steps):
             yield found
 
@@ -233,8 +224,8 @@ def _question_report(
         measured=measured,
         lines=lines,
         cells=tuple(cells),
-        default_cost=cost_of_default(open_cells),
-        tuned_cost=cost_of_choice(open_cells),
+        default_cost=cost_of([(cell, cell.default) for cell in open_cells]),
+        tuned_cost=cost_of([(cell, cell.choice) for cell in open_cells]),
     )
 
 

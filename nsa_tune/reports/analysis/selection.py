@@ -63,13 +63,12 @@ def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
                 _log.warning("%s is skipped: %s", path, error)
         if found:
             return sorted(found, key=lambda table: table.measured_at, reverse=True)
-    raise NoTunedData(_no_table_message(wanted, list(known)))
-
-
-def _no_table_message(wanted: TableFilter, known: list[Key]) -> str:
     if not known:
-        return "nothing is measured yet, and no table ships; measure with `nsa-tune run`"
-    return f"nothing is measured for {wanted}; {'; '.join(_others(wanted, known))}"
+        raise NoTunedData(
+            "nothing is measured yet, and no table ships; measure with `nsa-tune run`"
+        )
+    others = "; ".join(_others(wanted, list(known)))
+    raise NoTunedData(f"nothing is measured for {wanted}; {others}")
 
 
 def _others(wanted: TableFilter, known: list[Key]) -> Iterator[str]:
@@ -81,12 +80,9 @@ def _others(wanted: TableFilter, known: list[Key]) -> Iterator[str]:
         values = sorted({getattr(key, name) for key in known})
         yield f"{name} may be {_listed(map(repr, values))}"
     if not absent:
-        nearest = sorted(known, key=lambda key: _distance(wanted, key))
-        yield f"the nearest tables: {_listed(map(_named, nearest))}"
-
-
-def _distance(wanted: TableFilter, key: Key) -> int:
-    return sum(getattr(key, name) != value for name, value in wanted.asked())
+        asked = wanted.asked()
+        far = {key: sum(getattr(key, name) != value for name, value in asked) for key in known}
+        yield f"the nearest tables: {_listed(map(_named, sorted(far, key=far.__getitem__)))}"
 
 
 def _named(key: Key) -> str:

@@ -28,7 +28,9 @@ def figures_of(report: Report) -> dict[str, Spec]:
     figures: dict[str, Spec] = {}
     counts = Counter[str]()
     for section in report.sections:
-        start = f"{_slug(section)}-" if len(report.sections) > 1 else ""
+        key = section.key
+        slug = _plain(f"{key.gpu} {key.model} h{key.heads} {key.kv_layout}")
+        start = f"{slug}-" if len(report.sections) > 1 else ""
         for question in section.questions:
             for lines in question.line_groups:
                 name = f"{start}{_plain(f'{question.name} overview')}"
@@ -36,11 +38,6 @@ def figures_of(report: Report) -> dict[str, Spec]:
                 unique = name if counts[name] == 1 else f"{name}-{counts[name]}"
                 figures[unique] = _overview(section, question, lines)
     return figures
-
-
-def _slug(section: Section) -> str:
-    key = section.key
-    return _plain(f"{key.gpu} {key.model} h{key.heads} {key.kv_layout}")
 
 
 def _plain(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.reports.charts.theme import THEMES, Spec, picture_theme
@@ -12,8 +11,12 @@ from nsa_tune.reports.charts.theme import THEMES, Spec, picture_theme
 def as_svg(spec: Spec) -> str:
     """`spec`, with its data, as SVG text without a background, in the colours of a reader's
     theme; ExtraMissing without vl-convert."""
+    try:
+        import vl_convert
+    except ModuleNotFoundError:
+        raise ExtraMissing.of("drawing charts", "report") from None
     light, dark = (
-        _converter().vegalite_to_svg(
+        vl_convert.vegalite_to_svg(
             {**spec, "params": [*spec["params"], {"name": "dark", "value": theme == "dark"}]},
             config=picture_theme(theme),
         )
@@ -37,11 +40,3 @@ def _with_dark_colours(light: str, dark: str) -> str:
     style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
     head, _, rest = light.partition(">")
     return f"{head}>{style}{rest}"
-
-
-def _converter() -> Any:
-    try:
-        import vl_convert
-    except ModuleNotFoundError:
-        raise ExtraMissing.of("drawing charts", "report") from None
-    return vl_convert

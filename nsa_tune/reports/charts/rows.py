@@ -19,13 +19,10 @@ _KINDS = {"win": "sure", "only": "only"}
 
 def facet_of(line: Line) -> str:
     """The lengths that are fixed on the winner map of `line`: ``4 sequences``, or ""."""
-    return ", ".join(_words(name, value) for name, value in line.slice.fixed[:-1])
-
-
-def _words(name: str, value: int) -> str:
-    if name == "sequences":
-        return counted(value, "sequence")
-    return f"{name} {value}"
+    return ", ".join(
+        counted(value, "sequence") if name == "sequences" else f"{name} {value}"
+        for name, value in line.slice.fixed[:-1]
+    )
 
 
 # --- the winner map

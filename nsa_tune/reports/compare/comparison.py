@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean
 
-from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Table
@@ -87,13 +86,7 @@ class Comparison:
         return arms + cells
 
 
-def compare(
-    before: Table,
-    after: Table,
-    *,
-    points: Mapping[str, Point] = POINTS,
-    baseline: Baseline = DEFAULT_BASELINE,
-) -> Comparison:
+def compare(before: Table, after: Table, *, points: Mapping[str, Point] = POINTS) -> Comparison:
     """What changed from `before` to `after`, two tables of one model, head count and KV layout."""
     settings = Setting.of(before), Setting.of(after)
     # As plans compare arms: with a layer's share of what is computed once a pass.
@@ -106,7 +99,7 @@ def compare(
     )
     cells = judge(ours, theirs, points, settings[0], one_gpu=before.key.gpu == after.key.gpu)
     cells += one_sided(ours, theirs, points, *settings)
-    sides = (measured_cells(table, points=points, baseline=baseline) for table in (before, after))
+    sides = (measured_cells(table, points) for table in (before, after))
     return Comparison(
         before=before,
         after=after,

@@ -10,7 +10,7 @@ import pytest
 from nsa_tune.backend.baselines import Baseline, Default
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.records import Table
-from nsa_tune.reports.analysis.costs import cost_of_choice, cost_of_default, worst_first
+from nsa_tune.reports.analysis.costs import worst_first
 from nsa_tune.reports.analysis.report import QuestionReport, build
 from tests.reports.synthetic import FLAT, STEEP, real_table, toy_point, toy_table
 
@@ -21,9 +21,9 @@ ALWAYS_STEEP = Baseline(
 
 def _question(limit: int | None = None, baseline: Baseline = ALWAYS_STEEP) -> QuestionReport:
     point = toy_point(limit)
-    return (
-        build([toy_table(point)], points={"toy": point}, baseline=baseline).sections[0].questions[0]
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nsa_tune.reports.analysis.report.DEFAULT_BASELINE", baseline)
+        return build([toy_table(point)], points={"toy": point}).sections[0].questions[0]
 
 
 def test_a_cell_has_each_choices_time_fastest_first() -> None:
@@ -50,14 +50,11 @@ def test_a_forbidden_choice_has_a_reason_and_no_cost() -> None:
 
 
 def test_the_default_costs_its_time_over_the_best() -> None:
-    question = _question()
-
-    cost = cost_of_default(question.cells)
+    cost = _question().default_cost
 
     batches = [Batch.extend([0], [2**k]) for k in range(13)]
     ratios = [STEEP(batch) / min(STEEP(batch), FLAT(batch)) for batch in batches]
     assert cost is not None
-    assert cost == question.default_cost
     assert cost.batches == 13
     assert cost.geomean == pytest.approx(prod(ratios) ** (1 / 13))
     assert cost.worst == pytest.approx(ratios[-1])
@@ -66,7 +63,7 @@ def test_the_default_costs_its_time_over_the_best() -> None:
 
 
 def test_the_table_costs_nothing_on_what_it_was_made_from() -> None:
-    cost = cost_of_choice(_question().cells)
+    cost = _question().tuned_cost
 
     assert cost is not None
     assert cost.worst == 1
