@@ -73,7 +73,7 @@ def detach(backend: Any) -> None:
 def source_of(backend: Any) -> str | None:
     """Which table chooses `backend`'s prefill kernels; None where none does."""
     prefill = backend.__dict__.get(_ATTRIBUTE)
-    return None if prefill is None else str(prefill.source)
+    return None if prefill is None else str(prefill.answers.source)
 
 
 def changed(backend: Any) -> bool:
@@ -204,11 +204,6 @@ class Prefill:
     def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
         """Steer `backend` from now on."""
         setattr(backend, _ATTRIBUTE, cls(backend, answers, log))
-
-    @property
-    def source(self) -> str:
-        """Which table answers, and when it was measured."""
-        return self.answers.source
 
     @property
     def has_changed(self) -> bool:

@@ -159,17 +159,17 @@ class _Table:
 
     def __init__(self, engine: _Engine) -> None:
         self._engine, self._random, self.shared_keys = engine, engine.own, None
-        self.answers = SimpleNamespace(impls=frozenset({"fa3", "triton_sparse_mla"}))
-        self.source = f"a table of process {os.getpid()}"
+        impls, source = frozenset({"fa3", "triton_sparse_mla"}), f"a table of process {os.getpid()}"
+        self.answers = SimpleNamespace(impls=impls, source=source)
 
     @property
     def has_changed(self) -> bool:
         return self._random.random() < 0.5
 
-    def give_back(self) -> None:
-        """It has changed nothing."""
+    def give_back(self, *_: Any) -> None:
+        """It has changed nothing, and logs nothing."""
 
-    abandon = give_back
+    abandon = note = give_back
 
     def steer(self, forward_batch: Any) -> bool:
         self._engine.fail_later(Fault.HOOKS_FAIL)
