@@ -32,6 +32,8 @@ _ATTRIBUTE = "_nsa_tune_prefill"
 _MHA, _EXTEND = "mha", "forward_extend"
 ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 """An attribute of the backend while a pass keeps SGLang's own choices."""
+MADE_UP = "_nsa_tune_made_up"
+"""An attribute of the backend while a start runs passes that no user has sent."""
 PROVEN_KERNEL = "_nsa_tune_proven_kernel"
 """An attribute of the backend while a start compares a kernel: its arm's name."""
 _UNION = f"{TRITON}_union4"
@@ -274,8 +276,10 @@ class Prefill:
         return True
 
     def note(self, forward_batch: Any, own: Mapping[str, str], taken: Mapping[str, str]) -> None:
-        """Log a pass, if that is asked for and due."""
-        if self._log is not None and (count := self._log.due()):
+        """Log a pass that is served, if that is asked for and due."""
+        if self._log is None or MADE_UP in self._backend.__dict__:
+            return
+        if count := self._log.due():
             lens = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
             if batch := batch_of(*lens):
                 self._log.write(count, batch, own=own, taken=taken, table=self.answers.table)

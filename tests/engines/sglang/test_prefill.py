@@ -19,6 +19,7 @@ from nsa_tune.engines.sglang.costs import untaken, without_unsupported
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.prefill import (
     ENGINE_KERNEL,
+    MADE_UP,
     PROVEN_KERNEL,
     Answers,
     Prefill,
@@ -334,7 +335,7 @@ def test_decisions_are_logged_with_what_the_engine_would_have_done(
     assert not caplog.records
 
 
-def test_what_is_left_to_the_engine_is_logged_too(engine: Engine) -> None:
+def test_what_is_left_to_the_engine_is_logged_and_what_no_user_sent_is_not(engine: Engine) -> None:
     seen: list[str] = []
     log: Any = SimpleNamespace(
         due=lambda: 1,
@@ -344,6 +345,8 @@ def test_what_is_left_to_the_engine_is_logged_too(engine: Engine) -> None:
     answers.impls = frozenset()
     for new in (0, 64):
         engine.decided(backend, engine.batch([4000], [new]))
+    setattr(backend, MADE_UP, True)
+    engine.decided(backend, engine.batch([4000], [65]))
 
     assert seen == ["extend:4000+64 True"]
 

@@ -23,7 +23,13 @@ from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import USE_MHA
-from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed, is_plain_extend, note
+from nsa_tune.engines.sglang.prefill import (
+    ENGINE_KERNEL,
+    MADE_UP,
+    changed,
+    is_plain_extend,
+    note,
+)
 from nsa_tune.engines.sglang.ranks import Ranks
 
 GRAPHS, EAGER = "_nsa_tune_graphs", "_nsa_tune_eager"
@@ -109,7 +115,8 @@ class Steering:
         """Within it each pass runs in this way."""
         self.forced = mode
         try:
-            yield
+            with attribute(self._backend, MADE_UP, True):
+                yield
         finally:
             self.forced = None
 

@@ -26,7 +26,7 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
-from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL
+from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, MADE_UP
 from nsa_tune.engines.sglang.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
@@ -319,6 +319,8 @@ def test_passes_by_other_kernels_than_the_tables_are_logged_as_well() -> None:
         _run(steered, batch([prefix], [new]))
 
     assert ways == [DECODE, DENSE, ENGINE], "the last is by the table's kernel"
+    with steered.forcing(TABLE):
+        assert _flags(steered) == {"_nsa_tune_prefill", MADE_UP}
 
 
 ASKS_FOR_MORE = {
