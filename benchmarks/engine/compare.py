@@ -76,6 +76,8 @@ def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
                 yield contest_table(contest, engine.label)
     for engine in engines:
         yield from _extras(engine)
+    if ranked := [engine for engine in engines if engine.document["tests"].get("ranks")]:
+        yield rank_table(ranked)
     yield from paused_tables(engines)
     soaks = ((one.label, one.document["tests"].get("soak")) for one in engines)
     if soaked := {label: rows for label, rows in soaks if rows}:
@@ -111,6 +113,18 @@ def start_table(engines: Sequence[Engine]) -> DisplayTable:
         found["capturing"] = round(sum(found.get(name, 0) for name in _CAPTURING), 1)
         rows.append((engine.label, *(str(found.get(name) or "") for name in _START)))
     return DisplayTable("Starts: rank 0's seconds, and MiB", ("engine", *_START), tuple(rows))
+
+
+def rank_table(engines: Sequence[Engine]) -> DisplayTable:
+    """Passes of rank 0 under mixed load, and how many of any rank differ."""
+    rows = []
+    for engine in engines:
+        (row,), fault = engine.document["tests"]["ranks"], engine.document["options"]["fault"]
+        passes, ways = (row["by_rank"]["0"][name] for name in ("passes", "ways"))
+        found = (passes, passes - ways.get("engine", 0), row["differences"], row["table_events"])
+        rows.append((engine.label, fault, *map(str, found)))
+    columns = ("engine", "fault", "passes", "by the plug-in", "differ", "table events")
+    return DisplayTable("Ranks", columns, tuple(rows))
 
 
 def contest_table(contest: Contest, label: str) -> DisplayTable:

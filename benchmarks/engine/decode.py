@@ -89,7 +89,7 @@ def _figures(
         gap.setdefault(name, {})[sweep] = _gap_ms(steps)
         kinds[name] = {
             "mode": steps[0]["mode"], "graph": all(one["graph"] for one in steps),
-            "steps": len(steps), "draft_gpu_ms": _draft_ms(passes, tag),
+            "steps": len(steps),
         }  # fmt: skip
     return {
         name: kinds[name]
@@ -107,8 +107,3 @@ def _gap_ms(steps: Sequence[Pass]) -> float:
     """Median time from one launch to the next: what a user waits for between tokens."""
     times = [float(one["t"]) for one in steps]
     return median((after - before) * 1e3 for before, after in pairwise(times))
-
-
-def _draft_ms(passes: Iterable[Pass], tag: int) -> float | None:
-    found = [one["gpu_ms"] for one in passes if one["tag"] == tag and one["draft"]]
-    return round(median(found), 4) if found else None

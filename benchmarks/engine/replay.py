@@ -141,7 +141,6 @@ def _figures(
     prompt, output = sum(len(ids) for ids, _ in asked), sum(new for _, new in asked)
     return {
         "seconds": round(seconds, 4), "ttft_ms": spread_of(first_ms),
-        "prompt_tokens_per_s": round(prompt / seconds, 1),
         "tokens_per_s": round((prompt + output) / seconds, 1),
         "prefill_gpu_ms": round(sum(one["gpu_ms"] for one in extend), 2),
         "prefill_passes": len(extend), "prefill_tokens": sum(one["q"] for one in extend),

@@ -326,6 +326,7 @@ def test_ranks_run_mixed_batches_in_every_configuration(
         patch.setattr(ranks, "_AFTER_S", (0.0,))
         options = ("--tests", "ranks", "--rank-passes", "300")
         (row,) = _measured(tmp_path, *options)["tests"]["ranks"]
+    assert compare.main([str(tmp_path / "out" / "result.json")]) == 0
     mine = row["by_rank"]["0"]
     assert mine["passes"] >= 300
     assert row["differences"] == 0
