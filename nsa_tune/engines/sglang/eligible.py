@@ -106,8 +106,9 @@ def _speculates(engine: Engine) -> bool:
 
 
 def _data_parallel(engine: Engine) -> bool:
-    # Later releases take the argument back once it is resolved.
-    return bool(engine.argument("enable_dp_attention")) or parallel().attn_dp_size > 1
+    # As it was given: later releases take the argument back once it is resolved.
+    given = getattr(engine.runner.server_args, "enable_dp_attention", False)
+    return bool(given) or parallel().attn_dp_size > 1
 
 
 def _capability() -> int:

@@ -188,10 +188,12 @@ def test_an_argument_counts_as_sglang_has_resolved_it(
         "sglang/srt/arg_groups/overrides.py", "resolution_result", names
     )
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
-    resolved = [("check_lora_server_args", {"enable_lora": True})]
+    lora = [("check_lora_server_args", {"enable_lora": True})]
+    alone = [("_handle_deprecated_dp_attention", {"enable_dp_attention": False})]
 
-    assert _off(_engine(enable_lora=None, _resolved_overrides=resolved)) == {PASSES}
+    assert _off(_engine(enable_lora=None, _resolved_overrides=lora)) == {PASSES}
     assert _off(_engine(enable_lora=None)) == set()
+    assert _off(_engine(enable_dp_attention=True, _resolved_overrides=alone)) == {TABLE, PASSES}
 
 
 @pytest.mark.parametrize(
