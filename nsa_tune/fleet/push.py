@@ -12,7 +12,7 @@ from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import Check
 from nsa_tune.db.text_table import format_table
-from nsa_tune.remote.client import Client
+from nsa_tune.remote.client import Client, reading
 
 _PIECE = 2**23
 """Bytes of a log that are sent at once; a service takes 16 MiB."""
@@ -23,9 +23,7 @@ def push_log(service: Client, path: Path) -> int:
     """Send the decision log `path`; how many of its decisions were new to the service. It may be
     sent again when it has grown: its pieces begin at the same lines, so that the service knows
     what it has counted."""
-    return sum(
-        _number(service.post("/v1/decisions", piece), "decisions") for piece in _pieces(path)
-    )
+    return sum(_posted(service, "/v1/decisions", piece, "decisions") for piece in _pieces(path))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -66,9 +64,10 @@ def findings_of(check: Check, key: Key) -> Iterator[dict[str, Any]]:
 
 def push_table(service: Client, table: Table) -> int:
     """Send `table` as text; how many of its measurements were new to the service."""
-    return _number(service.post("/v1/tables", format_table(table).encode()), "added")
+    return _posted(service, "/v1/tables", format_table(table).encode(), "added")
 
 
-def _number(answer: dict[str, Any], name: str) -> int:
-    number = answer.get(name, 0)
-    return number if type(number) is int else 0
+def _posted(service: Client, address: str, body: bytes, name: str) -> int:
+    answer = service.post(address, body)
+    with reading():
+        return int(answer[name])

@@ -33,7 +33,7 @@ from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table
+from nsa_tune.fleet.push import push_table
 from nsa_tune.remote.client import Client, Refused, reading
 
 _BEATS_A_LEASE = 4
@@ -333,7 +333,7 @@ class _Job(Progress):
         for table in self._tables():
             state = len(table.measurements), table.measured_at
             if self._pushed.get(table.key) != state:
-                client.post("/v1/tables", format_table(table).encode())
+                push_table(client, table)
                 self._pushed[table.key] = state
 
     def _tables(self) -> list[Table]:
@@ -376,15 +376,12 @@ def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str]
     added = 0
     for table in tables:
         try:
-            answer = client.post("/v1/tables", format_table(table).encode())
+            added += push_table(client, table)
         except Refused as error:
             if error.passing or error.status in _NO_ENTRY:
                 raise
             # It stays here; the others shall not wait for it.
             told(f"the service does not take the table {table.key.digest}: {error}")
-            continue
-        with reading():
-            added += int(answer["added"])
     if added:
         rows = counted(added, "measurement")
         told(f"pushed {rows} that an earlier worker had left in {request.database}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import SplitResult, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from nsa_tune._errors import UsageError
 
@@ -55,15 +55,11 @@ class Address:
             raise UsageError(
                 f"#{parts.fragment} behind an address means nothing; write #sha256= and 64 digits"
             )
-        return cls._of_parts(parts, host, pin[1].lower() if pin else "")
-
-    @classmethod
-    def _of_parts(cls, parts: SplitResult, host: str, sha256: str) -> Address:
         path = DATABASE if parts.path in ("", "/") else parts.path
         readable = parts.scheme.lower() == "http" and host not in _LOCAL
         url = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
         shown = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
-        return cls(url, shown, sha256, readable)
+        return cls(url, shown, pin[1].lower() if pin else "", readable)
 
     @property
     def is_service(self) -> bool:

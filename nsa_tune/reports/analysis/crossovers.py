@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, pairwise
 from math import inf, isqrt
 
@@ -93,12 +94,10 @@ class Line:
 
 def trace(question: Question, policy: CachedPolicy, line: Slice) -> Line:
     """The ranges and crossovers of `question` along `line`, from its first value to its last."""
-    seen: dict[int, Choice] = {}
 
+    @cache
     def at(value: int) -> Choice:
-        if value not in seen:
-            seen[value] = policy.decide(question, line.batch(value))
-        return seen[value]
+        return policy.decide(question, line.batch(value))
 
     def limited(value: int) -> Set[str]:
         return policy.refused(line.batch(value))

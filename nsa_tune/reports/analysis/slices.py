@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from nsa_tune.backend.types.batch import Batch, Mode
 
@@ -36,8 +37,6 @@ class Slice:
     """The other lengths. The first is the one that charts group by."""
     values: tuple[int, ...]
     """Measured values of the axis, ascending."""
-    _made: dict[int, Batch] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of `batch`: every question of a point asks for the same batches."""
 
     @property
     def label(self) -> str:
@@ -63,14 +62,12 @@ class Slice:
 
     def batch(self, value: int) -> Batch:
         """The batch at `value` of the axis, measured or not."""
-        made = self._made.get(value)
-        if made is None:
-            made = _batch_of(self.mode, {**dict(self.fixed), self.axis: value})
-            self._made[value] = made
-        return made
+        return _batch_of(self.mode, (*self.fixed, (self.axis, value)))
 
 
-def _batch_of(mode: Mode, lengths: dict[str, int]) -> Batch:
+@lru_cache(maxsize=2**12)  # every question of a point asks for the same batches
+def _batch_of(mode: Mode, named: tuple[tuple[str, int], ...]) -> Batch:
+    lengths = dict(named)
     count = lengths["sequences"]
     if mode is Mode.EXTEND:
         return Batch.extend([lengths["prefix"]] * count, [lengths["new"]] * count)

@@ -49,32 +49,28 @@ class Frame:
         if panels is not None:
             every = {"themes": THEMES, "panels": panels}
             data = json.dumps(every, separators=(",", ":"))
-        return "\n".join(
-            [
-                "<!doctype html>",
-                '<html lang="en">',
-                "<head>",
-                '<meta charset="utf-8">',
-                '<meta name="viewport" content="width=device-width, initial-scale=1">',
-                '<meta name="color-scheme" content="light dark">',
-                f"<title>{escape(title)}</title>",
-                self.head,
-                "</head>",
-                "<body>",
-                '<a class="skip" href="#main">Skip to the tables</a>',
-                header,
-                '<main id="main">',
-                *sections,
-                self.after,
-                "</main>",
-                _CREDITS if self.has_charts else "",
-                packed_text("nsa-tune-data", data),
-                self.end,
-                "</body>",
-                "</html>",
-                "",
-            ]
-        )
+        body = "\n".join([*sections, self.after])
+        return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+{self.head}
+</head>
+<body>
+<a class="skip" href="#main">Skip to the tables</a>
+{header}
+<main id="main">
+{body}
+</main>
+{_CREDITS if self.has_charts else ""}
+{packed_text("nsa-tune-data", data)}
+{self.end}
+</body>
+</html>
+"""
 
 
 def linked(to_assets: str, *more: str) -> Frame:
