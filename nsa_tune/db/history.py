@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.connection import reading
-from nsa_tune.db.reader import MOST_STORED, columns_since, device, wanted_keys
+from nsa_tune.db.reader import LIMITS_SINCE, MOST_STORED, device, measurement_columns, wanted_keys
 from nsa_tune.db.text_table import checked_measurement, format_row, read_text
 from nsa_tune.db.values import checked, count_of, optional_text_of, text_of
 
-_LIMITS_SINCE = 4
-"""The schema that has limits."""
 _MOST_RUNS = 2**16
 """Of one key."""
 _LONGEST_ARGUMENTS = 2**16
@@ -31,8 +29,7 @@ _RUNS = (
     "WHERE key_id = ? ORDER BY runs.id"
 )
 _ROWS = (
-    "SELECT run_id, measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, "
-    "error, reason, {discarded}, {pass_us} FROM measurements JOIN runs ON runs.id = run_id "
+    "SELECT run_id, measured_at, {columns} FROM measurements JOIN runs ON runs.id = run_id "
     "WHERE key_id = ? ORDER BY run_id, measurements.id"
 )
 _LIMITS = (
@@ -111,8 +108,8 @@ def history_of(table: Table, arguments: Mapping[str, str]) -> History:
 
 
 def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[PastRun]:
-    rows = _by_run(connection, _ROWS.format(**columns_since(version)), number)
-    limits = _by_run(connection, _LIMITS, number) if version >= _LIMITS_SINCE else {}
+    rows = _by_run(connection, _ROWS.format(columns=measurement_columns(version)), number)
+    limits = _by_run(connection, _LIMITS, number) if version >= LIMITS_SINCE else {}
     rows_of_runs = connection.execute(_RUNS, [number]).fetchmany(_MOST_RUNS + 1)
     if len(rows_of_runs) > _MOST_RUNS:
         raise ValueError(f"more than {_MOST_RUNS} runs of one key")

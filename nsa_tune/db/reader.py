@@ -32,7 +32,7 @@ from nsa_tune.db.values import checked, count_of, text_of
 KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _DISCARDED_SINCE = 3
 """The schema that counts discarded samples."""
-_LIMITS_SINCE = 4
+LIMITS_SINCE = 4
 """The schema that has limits."""
 _PASS_SINCE = 6
 """The schema that has what an arm takes once a pass."""
@@ -48,8 +48,7 @@ _LIMITS = (
 )
 _NEWEST = "SELECT max(measured_at) FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ?"
 _ROWS = (
-    "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
-    "{discarded}, {pass_us}, measured_at, measurements.id FROM measurements "
+    "SELECT {columns}, measured_at, measurements.id FROM measurements "
     "JOIN runs ON runs.id = run_id WHERE key_id = ?"
 )
 _TIME = 12
@@ -188,12 +187,11 @@ def table_of(
     )
 
 
-def columns_since(version: int) -> dict[str, str]:
-    """SQL for the columns that not every schema has, in one of this `version`."""
-    return {
-        "discarded": "discarded" if version >= _DISCARDED_SINCE else "0",
-        "pass_us": "pass_us" if version >= _PASS_SINCE else "NULL",
-    }
+def measurement_columns(version: int = SCHEMA_VERSION) -> str:
+    """SQL for what `checked_measurement` takes, in a schema of this `version`."""
+    columns = "point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason"
+    discarded = "discarded" if version >= _DISCARDED_SINCE else "0"
+    return f"{columns}, {discarded}, {'pass_us' if version >= _PASS_SINCE else 'NULL'}"
 
 
 def _newest_rows(
@@ -201,7 +199,7 @@ def _newest_rows(
 ) -> list[tuple[Any, ...]]:
     """What the view `newest` has for the key with this `number`, in a third of its time, in any
     order: the fields of a measurement, when it was measured, and its id."""
-    query = _ROWS.format(**columns_since(version))
+    query = _ROWS.format(columns=measurement_columns(version))
     rows = connection.execute(query, [number]).fetchmany(MOST_STORED + 1)
     if len(rows) > MOST_STORED:
         raise ValueError(f"more than {MOST_STORED} measurements of one key")
@@ -237,7 +235,7 @@ def limits_of(
     connection: sqlite3.Connection, number: int, version: int = SCHEMA_VERSION
 ) -> dict[str, int]:
     """The limits that probes found under the key with this `number`, the newest of each name."""
-    rows = connection.execute(_LIMITS, [number]) if version >= _LIMITS_SINCE else ()
+    rows = connection.execute(_LIMITS, [number]) if version >= LIMITS_SINCE else ()
     return {text_of(name): count_of(value) for name, value in rows}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db.connection import reading
-from nsa_tune.db.reader import columns_since, table_of, wanted_keys
+from nsa_tune.db.reader import measurement_columns, table_of, wanted_keys
 from nsa_tune.db.text_table import checked_measurement
 from nsa_tune.db.values import checked, count_of, number_of, optional_text_of, text_of
 
@@ -27,9 +27,7 @@ _RUNS = (
     "GROUP BY runs.id ORDER BY runs.id DESC LIMIT ?"
 )
 _OF_RUN = (
-    "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
-    "{discarded}, {pass_us}, measured_at FROM measurements WHERE run_id = ? "
-    "ORDER BY measured_at, id"
+    "SELECT {columns}, measured_at FROM measurements WHERE run_id = ? ORDER BY measured_at, id"
 )
 _NEWEST = (
     "SELECT run_id, point, batch, arm, status, latency_us, reason, measured_at FROM measurements "
@@ -120,7 +118,8 @@ def run_table(path: Path, number: int) -> Table:
     or it measured nothing."""
     with _measured(path) as (connection, version):
         of_run = connection.execute("SELECT key_id FROM runs WHERE id = ?", [number]).fetchall()
-        rows = connection.execute(_OF_RUN.format(**columns_since(version)), [number]).fetchall()
+        query = _OF_RUN.format(columns=measurement_columns(version))
+        rows = connection.execute(query, [number]).fetchall()
         tables = [
             table_of(connection, path, *key, version)
             for key in wanted_keys(connection)

@@ -15,14 +15,9 @@ from typing import Self
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.checks import Check
-from nsa_tune.db.connection import (
-    check_regular_file,
-    damage_errors,
-    schema_version,
-    store_errors,
-)
+from nsa_tune.db.connection import check_regular_file, damage_errors, schema_version, store_errors
 from nsa_tune.db.history import History, Limit, PastRun, order_of
-from nsa_tune.db.reader import limits_of, table_of
+from nsa_tune.db.reader import limits_of, measurement_columns, table_of
 from nsa_tune.db.rows import id_of, insert, insert_all
 from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
@@ -36,9 +31,8 @@ _ENDED = (
 )
 _END = "UPDATE runs SET ended_at = ?, outcome = ? WHERE id = ?"
 _STORED = (
-    "SELECT measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, error, "
-    "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
-    "ORDER BY measurements.id"
+    f"SELECT measured_at, {measurement_columns()} FROM measurements "
+    "JOIN runs ON runs.id = run_id WHERE key_id = ? ORDER BY measurements.id"
 )
 _LIMITS = (
     "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "

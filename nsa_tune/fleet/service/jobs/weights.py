@@ -32,6 +32,7 @@ _FIRST_TO_GO = (
     "(SELECT sender FROM weighted GROUP BY sender ORDER BY count(*) DESC, sender LIMIT 1) "
     "ORDER BY added, gpu, model, heads, kv_layout LIMIT 1"
 )
+_OF_TABLE = "gpu = ?1 AND model = ?2 AND heads = ?3 AND kv_layout = ?4"
 _LONGEST = 1000
 """Characters of a batch or a name."""
 
@@ -99,10 +100,8 @@ class BatchWeights:
                 [*table, by, time.time()],
             )
             connection.execute(
-                "DELETE FROM weights WHERE gpu = ?1 AND model = ?2 AND heads = ?3 "
-                "AND kv_layout = ?4 AND batch IN (SELECT batch FROM weights WHERE gpu = ?1 "
-                "AND model = ?2 AND heads = ?3 AND kv_layout = ?4 "
-                f"ORDER BY count DESC, batch LIMIT -1 OFFSET {_MOST_BATCHES})",
+                f"DELETE FROM weights WHERE {_OF_TABLE} AND batch IN (SELECT batch FROM weights "
+                f"WHERE {_OF_TABLE} ORDER BY count DESC, batch LIMIT -1 OFFSET {_MOST_BATCHES})",
                 table,
             )
         (count,) = connection.execute("SELECT count(*) FROM weighted").fetchone()
@@ -127,23 +126,17 @@ class BatchWeights:
 
     def version(self, target: Target) -> str:
         """Differs whenever the weights of `target` do; "" where there are none."""
+        query = f"SELECT added FROM weighted WHERE {_OF_TABLE}"
         with self._state.reading() as connection:
-            row = connection.execute(
-                "SELECT added FROM weighted WHERE gpu = ? AND model = ? AND heads = ? "
-                "AND kv_layout = ?",
-                [*target.name],
-            ).fetchone()
+            row = connection.execute(query, target.name).fetchone()
         return "" if row is None else str(row[0])
 
     def log_for(self, target: Target) -> bytes:
         """The weights of a table as a decision log, the most frequent batch first: what
         `nsa-tune run --trace` reads. Empty where nothing is known."""
+        query = f"SELECT batch, count FROM weights WHERE {_OF_TABLE} ORDER BY count DESC, batch"
         with self._state.reading() as connection:
-            rows = connection.execute(
-                "SELECT batch, count FROM weights WHERE gpu = ? AND model = ? AND heads = ? "
-                "AND kv_layout = ? ORDER BY count DESC, batch",
-                [*target.name],
-            ).fetchall()
+            rows = connection.execute(query, target.name).fetchall()
         head = dict(zip(("gpu", "model", "heads", "kv_layout"), target.name, strict=True))
         lines = [
             json.dumps({"schema": SCHEMA, "time": 0, **head, "count": count, "batch": batch,
@@ -189,7 +182,4 @@ def _counts(log: memoryview) -> tuple[int, Counter[tuple[str, str, int, str, str
 
 def _forget(connection: sqlite3.Connection, table: sqlite3.Row) -> None:
     for name in ("weights", "weighted"):
-        connection.execute(
-            f"DELETE FROM {name} WHERE gpu = ? AND model = ? AND heads = ? AND kv_layout = ?",
-            [*table],
-        )
+        connection.execute(f"DELETE FROM {name} WHERE {_OF_TABLE}", [*table])
