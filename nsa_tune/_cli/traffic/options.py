@@ -68,7 +68,7 @@ class EngineOptions:
         typer.Option(
             "--flags",
             help='The engine\'s flags in use: "--tp 8 --kv-cache-dtype fp8_e4m3". Answers start '
-            "from them. KV format, chunk size, drafts, parallelism.",
+            "from them; kernels, KV format, chunk size, drafts and parallelism are read.",
         ),
     ] = ""
     requests: Annotated[int | None, typer.Option("--requests", min=1, help="Default: all.")] = None
