@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nsa_tune._errors import StoreCorrupt, UnknownName
@@ -159,6 +160,17 @@ class Case(Protocol):
     @property
     def tolerance(self) -> float:
         """Errors above this make an arm wrong."""
+
+
+def case_in(module: str, name: str) -> Callable[..., Case]:
+    """`name` of a module below `backend.points`, which loads torch: imported with the first case
+    that is made."""
+
+    def make(*given: Any) -> Case:
+        case: Case = getattr(import_module(f"nsa_tune.backend.points.{module}"), name)(*given)
+        return case
+
+    return make
 
 
 @dataclass(frozen=True, slots=True)

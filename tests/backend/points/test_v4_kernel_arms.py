@@ -92,7 +92,7 @@ def test_a_kernel_arm_passes_what_its_kernel_reads(
     monkeypatch.setattr(flash_mla, "sparse_forward", sparse_forward)
     monkeypatch.setattr(flash_mla, "sparse_decode", sparse_decode)
     monkeypatch.setattr(flash_mla, "new_schedule", object)
-    case = V4PrefillCase(batch, replace(TINY, heads=heads), ratio, torch.device("cpu"))
+    case = V4PrefillCase(ratio, batch, replace(TINY, heads=heads), torch.device("cpu"))
     output = POINTS[f"v4_prefill_c{ratio}"].arm(arm).build(case)()
 
     assert output.shape == (batch.q_tokens, heads, RANK + ROPE)
@@ -111,7 +111,7 @@ def test_the_layers_of_a_pass_share_a_schedule_and_the_first_makes_it(
 
     monkeypatch.setattr(flash_mla, "sparse_decode", kernel)
     monkeypatch.setattr(flash_mla, "new_schedule", object)
-    case = V4PrefillCase(BATCHES[1], TINY, 4, torch.device("cpu"))
+    case = V4PrefillCase(4, BATCHES[1], TINY, torch.device("cpu"))
     arm = POINTS["v4_prefill_c4"].arm("with_kvcache")
     assert arm.first is not None
     later, first = arm.build(case), arm.first(case)

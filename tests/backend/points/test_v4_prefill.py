@@ -56,7 +56,7 @@ def output(ratio: int, batch: Batch, name: str, case: V4PrefillCase) -> torch.Te
 
 @pytest.mark.parametrize(("ratio", "batch", "name"), list(runs()), ids=str)
 def test_every_torch_arm_computes_the_reference(ratio: int, batch: Batch, name: str) -> None:
-    case = V4PrefillCase(batch, TINY, ratio, CPU)
+    case = V4PrefillCase(ratio, batch, TINY, CPU)
     found = output(ratio, batch, name, case)
 
     assert found.shape == (batch.q_tokens, 4, 96)
@@ -64,7 +64,7 @@ def test_every_torch_arm_computes_the_reference(ratio: int, batch: Batch, name: 
 
 
 def test_a_query_sees_its_window_and_whole_groups_before_it() -> None:
-    case = V4PrefillCase(Batch.extend([500], [2]), TINY, 128, CPU)
+    case = V4PrefillCase(128, Batch.extend([500], [2]), TINY, CPU)
 
     assert case.window_lengths.tolist() == [64, 64]
     assert case.extra_lengths.tolist() == [501 // 128, 502 // 128]
@@ -75,7 +75,7 @@ def test_a_query_sees_its_window_and_whole_groups_before_it() -> None:
 
 
 def test_ratio_4_selects_index_topk_compressed_tokens_of_the_whole_context() -> None:
-    case = V4PrefillCase(Batch.extend([4000], [1]), TINY, 4, CPU)
+    case = V4PrefillCase(4, Batch.extend([4000], [1]), TINY, CPU)
     chosen = case.extra_indices[0]
 
     assert chosen.unique().numel() > 240
@@ -84,7 +84,7 @@ def test_ratio_4_selects_index_topk_compressed_tokens_of_the_whole_context() -> 
 
 
 def test_compressed_tokens_of_other_sequences_are_never_selected() -> None:
-    case = V4PrefillCase(Batch.extend([800, 40], [8, 8]), TINY, 4, CPU)
+    case = V4PrefillCase(4, Batch.extend([800, 40], [8, 8]), TINY, CPU)
     first, second = case.extra_indices[:8], case.extra_indices[8:]
 
     assert first.max() < 808 // 4
@@ -92,7 +92,7 @@ def test_compressed_tokens_of_other_sequences_are_never_selected() -> None:
 
 
 def test_the_sink_and_the_compressed_tokens_count() -> None:
-    case = V4PrefillCase(BATCHES[2], TINY, 4, CPU)
+    case = V4PrefillCase(4, BATCHES[2], TINY, CPU)
     assert case.error_of(output(4, BATCHES[2], "torch_kv", case)) < case.tolerance
     sink, case.sink = case.sink, case.sink + 3
     assert case.error_of(output(4, BATCHES[2], "torch_kv", case)) > case.tolerance
@@ -102,7 +102,7 @@ def test_the_sink_and_the_compressed_tokens_count() -> None:
 
 @pytest.mark.parametrize("row", [0, 39, 40, 48, 178])
 def test_a_wrong_row_at_the_edge_of_a_sequence_is_noticed(row: int) -> None:
-    case = V4PrefillCase(BATCHES[2], TINY, 4, CPU)
+    case = V4PrefillCase(4, BATCHES[2], TINY, CPU)
     found = output(4, BATCHES[2], "torch_sparse", case)
     found[row] *= 1.05
 
@@ -114,7 +114,7 @@ def test_a_wrong_row_at_the_edge_of_a_sequence_is_noticed(row: int) -> None:
 def test_a_batch_of_sums_only_cannot_be_measured() -> None:
     sums = Batch.from_totals(mode="extend", q_tokens=4, kv_tokens=8, max_kv=8)
     with pytest.raises(BatchError, match="cannot be measured"):
-        V4PrefillCase(sums, TINY, 4, CPU)
+        V4PrefillCase(4, sums, TINY, CPU)
 
 
 # --- which models, arms and batches

@@ -8,22 +8,10 @@ all layers and are not in the time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa_tune.backend.points.indexer_layout import batches, features
 from nsa_tune.backend.points.indexer_layout.arms import ARMS, STEPS
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_layout.case import IndexerCase
-
-    return IndexerCase(batch, setting, device)
-
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Point, Question, case_in
 
 INDEXER_LAYOUT = Point(
     name="indexer_layout",
@@ -38,7 +26,7 @@ INDEXER_LAYOUT = Point(
     features=features.features,
     regimes_alike=2,
     grid=batches.grid,
-    case=_case,
+    case=case_in("indexer_layout.case", "IndexerCase"),
     sample=batches.sample,
     corrected=True,
 )

@@ -8,22 +8,10 @@ extend has rows too, because an engine may score pages in prefill (V4 does).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa_tune.backend.points.indexer_metadata import batches, features
 from nsa_tune.backend.points.indexer_metadata.arms import ARMS
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_metadata.case import MetadataCase
-
-    return MetadataCase(batch, setting, device)
-
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Point, Question, case_in
 
 INDEXER_METADATA = Point(
     name="indexer_metadata",
@@ -32,6 +20,6 @@ INDEXER_METADATA = Point(
     questions=(Question("indexer_metadata", {arm.name: (arm.name,) for arm in ARMS}),),
     features=features.features,
     grid=batches.grid,
-    case=_case,
+    case=case_in("indexer_metadata.case", "MetadataCase"),
     sample=batches.sample,
 )

@@ -8,21 +8,9 @@ not in the time. What follows, the selection, is `indexer_topk`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa_tune.backend.points.indexer_prefill import arms, batches, features
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_prefill.case import LogitsCase
-
-    return LogitsCase(batch, setting, device)
-
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Point, Question, case_in
 
 INDEXER_PREFILL = Point(
     name="indexer_prefill",
@@ -31,6 +19,6 @@ INDEXER_PREFILL = Point(
     questions=(Question("indexer_prefill", {arm.name: (arm.name,) for arm in arms.ARMS}),),
     features=features.features,
     grid=batches.grid,
-    case=_case,
+    case=case_in("indexer_prefill.case", "LogitsCase"),
     sample=batches.sample,
 )

@@ -7,21 +7,9 @@ places in a sequence; every kernel can look them up in a page table, or shift th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa_tune.backend.points.indexer_topk import arms, batches, features
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_topk.case import TopkCase
-
-    return TopkCase(batch, setting, device)
-
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Point, Question, case_in
 
 INDEXER_TOPK = Point(
     name="indexer_topk",
@@ -31,6 +19,6 @@ INDEXER_TOPK = Point(
     features=features.features,
     regimes_alike=2,
     grid=batches.grid,
-    case=_case,
+    case=case_in("indexer_topk.case", "TopkCase"),
     sample=batches.sample,
 )

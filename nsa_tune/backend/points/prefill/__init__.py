@@ -8,21 +8,10 @@ back, because the new tokens' bf16 latents are at hand; only kernels that read t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa_tune.backend.points.prefill import batches, features
 from nsa_tune.backend.points.prefill.arms import MHA, MLA
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Arm, Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.attention_case import prefill_case
-
-    return prefill_case(batch, setting, device)
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Arm, Point, Question, case_in
 
 
 def kernels(arms: tuple[Arm, ...]) -> dict[str, tuple[str, ...]]:
@@ -48,6 +37,6 @@ PREFILL = Point(
     ),
     features=features.features,
     grid=batches.grid,
-    case=_case,
+    case=case_in("attention_case", "prefill_case"),
     sample=batches.sample,
 )

@@ -11,23 +11,13 @@ ratio and the best choices differ; the batches are the same.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nsa_tune.backend.points.v4_prefill import batches, features
 from nsa_tune.backend.points.v4_prefill.arms import arms_of
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Point, Question, case_in
 
 _RATIOS = (4, 128)
-
-
-def _case(ratio: int, batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase
-
-    return V4PrefillCase(batch, setting, ratio, device)
 
 
 def _point(ratio: int) -> Point:
@@ -40,7 +30,7 @@ def _point(ratio: int) -> Point:
         questions=(Question(name, {arm.name: (arm.name,) for arm in arms}),),
         features=partial(features.features, ratio=ratio),
         grid=batches.grid,
-        case=partial(_case, ratio),
+        case=partial(case_in("v4_prefill.case", "V4PrefillCase"), ratio),
         sample=batches.sample,
         families=frozenset({"v4"}),
         group="v4_prefill",

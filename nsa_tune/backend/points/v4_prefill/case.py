@@ -66,7 +66,7 @@ class V4PrefillCase:
     tolerance = 0.02
     """bf16 operands and probabilities; a wrong key leaves far more."""
 
-    def __init__(self, batch: Batch, setting: Setting, ratio: int, device: torch.device) -> None:
+    def __init__(self, ratio: int, batch: Batch, setting: Setting, device: torch.device) -> None:
         lens = batch.given_lens
         self.batch, self.setting, self.ratio, self.device = batch, setting, ratio, device
         self.profile, self.heads = setting.profile, setting.heads
