@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import dist, hypot
 from operator import mul
@@ -18,58 +17,44 @@ def fitted_weights(
     columns: Sequence[Sequence[float]], targets: Sequence[float]
 ) -> tuple[float, ...]:
     """The w >= 0, one a column, that minimises the squared error of their sum to `targets`."""
-    system = _System.of(columns, targets)
-    weights = system.solved()
-    return tuple(weight / norm for weight, norm in zip(weights, system.norms, strict=True))
+    norms = [hypot(*column) or 1.0 for column in columns]
+    scaled = [
+        tuple([x / norm for x in column]) for column, norm in zip(columns, norms, strict=True)
+    ]
+    right = [sum(map(mul, column, targets)) for column in scaled]
+    weights = _best(_products(scaled), right, 1e-9 * sum(map(mul, targets, targets)))
+    return tuple(weight / norm for weight, norm in zip(weights, norms, strict=True))
 
 
 _RIDGE = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class _System:
-    """The normal equations of some columns, scaled to length 1."""
+def _products(scaled: Sequence[tuple[float, ...]]) -> list[list[float]]:
+    """The Gram matrix of columns of length 1."""
+    # Two terms may be the same number on a whole regime: the ridge keeps it regular.
+    size = len(scaled)
+    gram = [[1.0 + _RIDGE if i == j else 0.0 for j in range(size)] for i in range(size)]
+    for i, j in combinations([i for i, column in enumerate(scaled) if any(column)], 2):
+        # The product of vectors of length 1, by a function that runs in C.
+        gram[i][j] = gram[j][i] = 1.0 - dist(scaled[i], scaled[j]) ** 2 / 2
+    return gram
 
-    norms: list[float]
-    gram: list[list[float]]
-    right: list[float]
-    total: float
-    """The sum of squared targets."""
 
-    @classmethod
-    def of(cls, columns: Sequence[Sequence[float]], targets: Sequence[float]) -> _System:
-        norms = [hypot(*column) or 1.0 for column in columns]
-        scaled = [
-            tuple([x / norm for x in column]) for column, norm in zip(columns, norms, strict=True)
-        ]
-        # Two terms may be the same number on a whole regime: the ridge keeps it regular.
-        gram = [
-            [1.0 + _RIDGE if i == j else 0.0 for j in range(len(scaled))]
-            for i in range(len(scaled))
-        ]
-        used = [i for i, column in enumerate(scaled) if any(column)]
-        for i, j in combinations(used, 2):
-            # The product of vectors of length 1, by a function that runs in C.
-            gram[i][j] = gram[j][i] = 1.0 - dist(scaled[i], scaled[j]) ** 2 / 2
-        right = [sum(map(mul, column, targets)) for column in scaled]
-        return cls(norms, gram, right, sum(map(mul, targets, targets)))
-
-    def solved(self) -> list[float]:
-        """The best weights, by Lawson and Hanson's active set on the normal equations."""
-        gram, right = self.gram, self.right
-        weights = [0.0] * len(right)
-        free: list[int] = []
-        for _ in range(3 * len(right)):
-            slopes = {
-                j: right[j] - sum(map(mul, gram[j], weights))
-                for j in range(len(right))
-                if j not in free
-            }
-            steepest = max(slopes, key=slopes.__getitem__, default=None)
-            if steepest is None or slopes[steepest] <= 1e-9 * self.total:
-                break
-            free = _settled(gram, right, weights, [*free, steepest])
-        return weights
+def _best(gram: list[list[float]], right: list[float], least: float) -> list[float]:
+    """The best weights, by Lawson and Hanson's active set on the normal equations."""
+    weights = [0.0] * len(right)
+    free: list[int] = []
+    for _ in range(3 * len(right)):
+        slopes = {
+            j: right[j] - sum(map(mul, gram[j], weights))
+            for j in range(len(right))
+            if j not in free
+        }
+        steepest = max(slopes, key=slopes.__getitem__, default=None)
+        if steepest is None or slopes[steepest] <= least:
+            break
+        free = _settled(gram, right, weights, [*free, steepest])
+    return weights
 
 
 def _settled(

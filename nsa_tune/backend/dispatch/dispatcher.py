@@ -196,7 +196,8 @@ class Dispatcher:
         A captured batch gets what `captured` gives for its size.
         """
         if batch.captured and batch.mode is not Mode.EXTEND:
-            return self._replayed(batch)
+            plan = self.captured(batch.batch_size, batch.next_n, batch.mode)
+            return self._planner.replayed(plan, batch)
         return self._planner.plan(batch)
 
     def chooser(self, name: str, mode: str = "extend") -> Callable[[Batch], str | None]:
@@ -267,10 +268,6 @@ class Dispatcher:
             )
         return decided[1]
 
-    def _replayed(self, batch: Batch) -> Plan:
-        plan = self.captured(batch.batch_size, batch.next_n, batch.mode)
-        return self._planner.replayed(plan, batch)
-
     # --- reasons
 
     def questions(self, mode: Mode) -> tuple[str, ...]:
@@ -293,7 +290,8 @@ class Dispatcher:
             for policy in self.policies.values()
             for question in policy.point.questions
         }
-        return explained(self.plan(batch), self.source, lacking, self.setting.sharing, points)
+        lines = explained(self.plan(batch), self.source, lacking, self.setting.sharing, points)
+        return "\n".join(lines)
 
 
 _Captured = tuple[Mapping[int, float] | None, Plan]

@@ -150,21 +150,14 @@ def derived_reason(plan: Plan, name: str, baseline: Baseline) -> Reason:
 def explained(
     plan: Plan, source: str, lacking: Mapping[str, Sequence[str]], layers: int,
     points: Mapping[str, str],
-) -> str:  # fmt: skip
-    """The whole plan as text: each decision with its estimates, then what they all rest on.
+) -> Iterator[str]:  # fmt: skip
+    """The whole plan in lines: each decision with its estimates, then what they all rest on.
 
     Args:
         lacking: by point, the arms that the source knows too little of.
         layers: how many layers share what is computed once a pass.
         points: the decision point of each question.
     """
-    return "\n".join(_lines(plan, source, lacking, layers, points))
-
-
-def _lines(
-    plan: Plan, source: str, lacking: Mapping[str, Sequence[str]], layers: int,
-    points: Mapping[str, str],
-) -> Iterator[str]:  # fmt: skip
     batch, reasons = plan.batch, dict(plan.reasons)
     yield f"batch   {_short(str(batch))}"
     yield (

@@ -125,11 +125,7 @@ class TablePlanner:
     def choosers(
         self, names: tuple[str, ...], mode: Mode
     ) -> Callable[[Batch], tuple[str | None, ...]]:
-        """The function for these fields of the plans of this mode; batches of another take longer.
-
-        Raises:
-            UnknownName: when the mode has no such question.
-        """
+        """As `Dispatcher.choosers`: batches of another mode take longer."""
         questions: dict[str, list[Question]] = {}
         for name in names:
             policy, question = self.question(mode, name)
@@ -187,9 +183,8 @@ class TablePlanner:
                 if reasons and survey.latencies.keys().isdisjoint(arms):
                     forbidden[question.name] = reasons[0]
         kept = {name: getattr(plan, name) for name in TUNED if name not in forbidden}
-        origin = plan._origin
-        assert isinstance(origin, _Because)
-        return self._plan(batch, kept, origin.without(forbidden))
+        assert isinstance(plan._origin, _Because)
+        return self._plan(batch, kept, _Because(self, plan._origin.choices, forbidden))
 
     def _spaced(self, mode: Mode, batch_size: int, next_n: int) -> set[int]:
         """Contexts spread evenly in octaves over the measured range."""
@@ -218,11 +213,7 @@ class TablePlanner:
         )
 
     def decide(self, batch: Batch, name: str) -> Choice:
-        """The choice behind the tuned field `name` of a plan, with all that led to it.
-
-        Raises:
-            UnknownName: when the batch's mode has no such question.
-        """
+        """As `Dispatcher.decide`."""
         policy, question = self.question(batch.mode, name)
         default = self.baseline.choose(question, batch, self.setting)
         return decide(question, policy, batch, default, self.forced.get(policy.point.name))
@@ -276,13 +267,10 @@ class _Because:
         choices: Mapping[str, Choice] | None,
         forbidden: Mapping[str, str] | None = None,
     ) -> None:
+        """`forbidden` are those of the choices that a limit speaks against on a replay."""
         self._planner = planner
-        self._choices = choices
+        self.choices = choices
         self._forbidden = forbidden or {}
-
-    def without(self, forbidden: Mapping[str, str]) -> _Because:
-        """The same for a replay on which a limit speaks against these choices."""
-        return _Because(self._planner, self._choices, forbidden)
 
     def names(self, plan: Plan) -> tuple[str, ...]:
         """The fields of `plan` that have a reason."""
@@ -300,8 +288,8 @@ class _Because:
         if name in self._forbidden:
             why = self._forbidden[name]
             text = f"what the graph holds must not run on this batch: {why}"
-            assert self._choices is not None
-            held = str(self._choices[name].choice)
+            assert self.choices is not None
+            held = str(self.choices[name].choice)
             return Reason(Verdict.NONE, "hard limits", {}, {}, {held: why}, text)
-        choice = by.decide(plan.batch, name) if self._choices is None else self._choices[name]
+        choice = by.decide(plan.batch, name) if self.choices is None else self.choices[name]
         return certified(reason_of(choice, by.baseline, by.source), choice, by, plan.batch)

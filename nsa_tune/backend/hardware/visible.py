@@ -14,11 +14,8 @@ def visible_gpus(count: int) -> tuple[int | str, ...]:
     words = [word.strip() for word in named.split(",") if word.strip()]
     gpus = tuple(int(word) if word.isdecimal() else word for word in words)
     # What comes after a number that no GPU has is ignored, and -1 is how all are hidden.
-    known = tuple(takewhile(lambda gpu: gpu in range(count) or _is_name(gpu), gpus))
+    names = {gpu for gpu in gpus if type(gpu) is str and gpu != "-1"}
+    known = tuple(takewhile(lambda gpu: gpu in range(count) or gpu in names, gpus))
     # In a container the driver may count fewer GPUs than the numbers were given for.
     hidden = not known and gpus and type(gpus[0]) is int
     return gpus[:1] if hidden else known
-
-
-def _is_name(gpu: int | str) -> bool:
-    return type(gpu) is str and gpu != "-1"

@@ -64,8 +64,11 @@ class Launch:
         self._memory = ctypes.create_string_buffer(packed, len(packed))
         count = kernel.parameters.count("P")
         self._pointers = (ctypes.c_uint64 * count).from_buffer(self._memory)
-        base, offsets = ctypes.addressof(self._memory), offsets_of(kernel.parameters)
-        addresses = (ctypes.c_void_p * len(offsets))(*[base + offset for offset in offsets])
+        base, parameters = ctypes.addressof(self._memory), kernel.parameters
+        ends = [struct.calcsize(parameters[: i + 1]) for i in range(len(parameters))]
+        addresses = (ctypes.c_void_p * len(ends))(
+            *[base + end - struct.calcsize(one) for end, one in zip(ends, parameters, strict=True)]
+        )
         shape = (blocks, 1, 1, threads, 1, 1, 0)
         self._launch = partial(kernel.launch, kernel.compiled.func, *shape)
         self._addresses = addresses
@@ -87,11 +90,3 @@ class Launch:
         error = self._launch(stream, self._addresses, None)
         if error:
             raise RuntimeError(f"the CUDA driver refused to launch a kernel: error {error}")
-
-
-def offsets_of(parameters: str) -> tuple[int, ...]:
-    """Where each of `parameters` lies when they are packed."""
-    return tuple(
-        struct.calcsize(parameters[: i + 1]) - struct.calcsize(letter)
-        for i, letter in enumerate(parameters)
-    )
