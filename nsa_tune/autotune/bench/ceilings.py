@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.failures import failed_row, reason_of
+from nsa_tune.autotune.bench.failures import reason_of
 from nsa_tune.backend.types.records import Measurement, Status
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ def ceilings_for(arch: str, *, large: bool) -> list[Ceiling]:
     """The ceilings of a device of `arch`. `large` ones, for a GPU, take at most 2 GB of memory."""
     copies = [2**28, 2**30] if large else [2**26]
     products = [(8192, 8192, 8192), (16384, 8192, 4096)] if large else [(512, 512, 512)]
-    ceilings = [Ceiling(f"copy:{size}", "copy", _copy(size)) for size in copies]
+    ceilings = [Ceiling(f"copy:{size}", "copy", partial(_copy, size)) for size in copies]
     for shape in products:
         word = f"matmul:{'x'.join(map(str, shape))}"
-        ceilings.append(Ceiling(word, "matmul_bf16", _product(*shape)))
+        ceilings.append(Ceiling(word, "matmul_bf16", partial(_product, shape)))
         # Other devices have no fp8 matrix instructions.
         if arch in _HAS_FP8:
-            ceilings.append(Ceiling(word, "matmul_fp8", _fp8_product(*shape)))
+            ceilings.append(Ceiling(word, "matmul_fp8", partial(_fp8_product, shape)))
     return ceilings
 
 
@@ -73,47 +74,40 @@ def _measured(ceiling: Ceiling, device: torch.device, timer: Timer) -> Measureme
         timer.first(run)
         (timing,) = interleave([timer.sampler(run)], timer)
     except (RuntimeError, MachineUnfit) as failure:
-        return failed_row(POINT, ceiling.batch, ceiling.arm, reason_of(failure))
+        why = reason_of(failure)
+        return Measurement(POINT, ceiling.batch, ceiling.arm, Status.FAILED, reason=why)
     finally:
         timer.release()
     return timing.row(POINT, ceiling.batch, ceiling.arm)
 
 
-def _copy(size: int) -> _Make:
+def _copy(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
     """Reads `size` bytes and writes as many."""
+    import torch
 
-    def make(device: torch.device) -> Callable[[], torch.Tensor]:
-        import torch
-
-        source = torch.ones(size // 4, dtype=torch.float32, device=device)
-        target = torch.empty_like(source)
-        return lambda: target.copy_(source)
-
-    return make
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
-def _product(m: int, n: int, k: int) -> _Make:
-    def make(device: torch.device) -> Callable[[], torch.Tensor]:
-        import torch
+def _product(shape: tuple[int, int, int], device: torch.device) -> Callable[[], torch.Tensor]:
+    import torch
 
-        # Random values: a product of zeros draws less power, so the GPU would clock higher.
-        left = torch.randn(m, k, device=device).to(torch.bfloat16)
-        right = torch.randn(n, k, device=device).to(torch.bfloat16).t()
-        out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-        return lambda: torch.mm(left, right, out=out)
-
-    return make
+    m, n, k = shape
+    # Random values: a product of zeros draws less power, so the GPU would clock higher.
+    left = torch.randn(m, k, device=device).to(torch.bfloat16)
+    right = torch.randn(n, k, device=device).to(torch.bfloat16).t()
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+    return lambda: torch.mm(left, right, out=out)
 
 
-def _fp8_product(m: int, n: int, k: int) -> _Make:
-    def make(device: torch.device) -> Callable[[], torch.Tensor]:
-        import torch
+def _fp8_product(shape: tuple[int, int, int], device: torch.device) -> Callable[[], torch.Tensor]:
+    import torch
 
-        left = torch.randn(m, k, device=device).to(torch.float8_e4m3fn)
-        right = torch.randn(n, k, device=device).to(torch.float8_e4m3fn).t()
-        scale = torch.ones((), device=device)
-        return lambda: torch._scaled_mm(
-            left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    return make
+    m, n, k = shape
+    left = torch.randn(m, k, device=device).to(torch.float8_e4m3fn)
+    right = torch.randn(n, k, device=device).to(torch.float8_e4m3fn).t()
+    scale = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(
+        left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
+    )

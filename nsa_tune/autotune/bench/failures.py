@@ -1,4 +1,4 @@
-"""Rows of arms that failed."""
+"""Why arms failed, as their rows say it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ _LONGEST = 300
 def reason_of(failure: Exception) -> str:
     """The type and the text of `failure` in one line of at most 300 characters."""
     return " ".join(f"{type(failure).__name__}: {failure}".split())[:_LONGEST]
-
-
-def failed_row(point: str, batch: str, arm: str, reason: str) -> Measurement:
-    """The row of an arm that failed on a batch, for `reason`."""
-    return Measurement(point, batch, arm, Status.FAILED, reason=reason)
 
 
 def out_of_memory(row: Measurement) -> bool:

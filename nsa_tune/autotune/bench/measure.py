@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from nsa_tune._errors import MachineUnfit, NsaTuneError
-from nsa_tune.autotune.bench.failures import failed_row, reason_of
+from nsa_tune.autotune.bench.failures import reason_of
 from nsa_tune.autotune.bench.timing import Sampler, Timer, interleave
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Case, Point, Setting
@@ -124,7 +124,7 @@ def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Re
 
 
 def _failed(point: Point, word: str, arm: Arm, failure: Exception) -> Measurement:
-    return failed_row(point.name, word, arm.name, reason_of(failure))
+    return Measurement(point.name, word, arm.name, Status.FAILED, reason=reason_of(failure))
 
 
 def _all_failed(

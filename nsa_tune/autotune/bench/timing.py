@@ -169,22 +169,19 @@ class CudaTimer(Timer):
         return sample
 
     def _captured(self, run: Run | None, layers: int) -> Launch:
-        graph = self._capture(self._with_flushes(run, layers))
-
-        # The graph holds addresses only: `_keep` keeps alive the tensors that `run` refers to.
-        def replay(_keep: Run | None = run) -> None:
-            graph.replay()
-
-        return replay
-
-    def _with_flushes(self, run: Run | None, layers: int) -> Launch:
         def every() -> None:
             for _ in range(layers):
                 self._flush.zero_()
                 if run is not None:
                     run()
 
-        return every
+        graph = self._capture(every)
+
+        # The graph holds addresses only: `_keep` keeps alive the tensors that `run` refers to.
+        def replay(_keep: Run | None = run) -> None:
+            graph.replay()
+
+        return replay
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
         """Keep a GPU busy for 0.1 s if it was idle, as during a compilation: it clocked down."""

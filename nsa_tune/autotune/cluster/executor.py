@@ -79,7 +79,10 @@ class RayExecutor(Executor):
                 raise MachineUnfit(str(loss)) from loss
             return None
         if answer is None:
-            self._check_patience()
+            if monotonic() - self._waiting_since > self._patience_s:
+                raise MachineUnfit(
+                    f"Ray has found no room for it in {self._patience_s:.0f} s; see `ray status`"
+                )
             return None
         assert isinstance(answer, Ready)
         self._deaths = 0
@@ -148,12 +151,6 @@ class RayExecutor(Executor):
         if isinstance(answer, CannotContinue):
             raise answer.error
         return answer
-
-    def _check_patience(self) -> None:
-        if monotonic() - self._waiting_since > self._patience_s:
-            raise MachineUnfit(
-                f"Ray has found no room for it in {self._patience_s:.0f} s; see `ray status`"
-            )
 
     def _named(self, ready: Ready) -> Ready:
         """`ready` with the node's name in place of its id, and in the name of a CPU."""

@@ -125,7 +125,8 @@ def _connect(address: str | None) -> None:
             "or use --address local"
         ) from error
     except (RuntimeError, ValueError) as error:
-        raise MachineUnfit(f"Ray cannot use {address}: {_first_line(error)}") from error
+        first_line = str(error).strip().partition("\n")[0]
+        raise MachineUnfit(f"Ray cannot use {address}: {first_line}") from error
 
 
 def _check_listening(address: str) -> None:
@@ -166,7 +167,3 @@ def _nodes() -> dict[str, Mapping[str, Any]]:
         else f"{node['NodeName']}-{node['NodeID'][:6]}": node
         for node in alive
     }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -58,15 +59,9 @@ def attempt(trial: str, size: int, target: Target, deadline_s: float) -> Try:
         except subprocess.TimeoutExpired:
             return Try(size, Outcome.HUNG, f"not done after {deadline_s:g} s")
         finally:
-            _kill_group(child.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
     return _try_of(size, child.returncode, stdout, stderr)
-
-
-def _kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _try_of(size: int, code: int, stdout: str, stderr: str) -> Try:

@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 from time import monotonic
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.failures import failed_row
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.executor import Executor, FirstCall, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import Activity, Stage
@@ -25,7 +24,7 @@ from nsa_tune.autotune.worker.messages import (
     Setup,
 )
 from nsa_tune.autotune.worker.process import Died, WorkerProcess
-from nsa_tune.backend.types.records import Measurement
+from nsa_tune.backend.types.records import Measurement, Status
 
 _MOST_UNEXPLAINED = 3
 """Workers in a row that may die before they touch an arm."""
@@ -208,4 +207,5 @@ class IsolatedExecutor(Executor):
 
     def _failed(self, arm: str, reason: str) -> Measurement:
         assert self.job is not None
-        return failed_row(self.job.point.name, str(self.job.batch), arm, reason)
+        point, batch = self.job.point.name, str(self.job.batch)
+        return Measurement(point, batch, arm, Status.FAILED, reason=reason)

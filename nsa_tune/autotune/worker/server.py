@@ -61,7 +61,7 @@ class MeasurementServer:
             MachineUnfit: when the device stays slowed down.
         """
         results = self._measure(request)
-        if _short_of_memory(results):
+        if not results.context_lost and any(map(out_of_memory, results.rows)):
             # The memory may be there, but in pieces: free what torch caches and try again.
             self._release_cached()
             results = self._measure(request)
@@ -110,10 +110,6 @@ class MeasurementServer:
         if guilty is None:
             return rows
         return [r for r in rows if r is guilty or r.reason != guilty.reason]
-
-
-def _short_of_memory(results: Results) -> bool:
-    return not results.context_lost and any(out_of_memory(row) for row in results.rows)
 
 
 class _RecordedTimer:

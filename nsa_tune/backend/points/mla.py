@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -143,32 +144,32 @@ def build_flashmla_selected(case: PrefillCase) -> Run:
 
 
 def _flashmla_kv(
-    queries_a_row: Callable[[Batch], int],
-) -> Callable[[PrefillCase, Callable[[], Any]], Run]:
+    queries_a_row: Callable[[Batch], int], case: PrefillCase, schedule: Callable[[], Any]
+) -> Run:
     """flash_mla_with_kvcache, the decode kernel over the packed pool."""
+    import torch
 
-    def of(case: PrefillCase, schedule: Callable[[], Any]) -> Run:
-        import torch
+    each, scale = queries_a_row(case.batch), case.profile.softmax_scale
+    pool = case.pool.view(torch.float8_e4m3fn).view(
+        -1, case.profile.page_size, 1, case.pool.shape[1]
+    )
+    indices = case.paged_indices.unflatten(0, (-1, each))
 
-        each, scale = queries_a_row(case.batch), case.profile.softmax_scale
-        pool = case.pool.view(torch.float8_e4m3fn).view(
-            -1, case.profile.page_size, 1, case.pool.shape[1]
-        )
-        indices = case.paged_indices.unflatten(0, (-1, each))
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        q = q.unflatten(0, (-1, each))
+        return flash_mla.sparse_decode(q, pool, indices, scale, schedule()).flatten(0, 1)
 
-        def attend(q: torch.Tensor) -> torch.Tensor:
-            q = q.unflatten(0, (-1, each))
-            return flash_mla.sparse_decode(q, pool, indices, scale, schedule()).flatten(0, 1)
-
-        return around(case, attend, _padded(case))
-
-    return of
+    return around(case, attend, _padded(case))
 
 
-build_flashmla_kv, first_flashmla_kv = per_pass(_flashmla_kv(lambda batch: 1))
+build_flashmla_kv, first_flashmla_kv = per_pass(partial(_flashmla_kv, lambda batch: 1))
 # As vLLM calls it for a mixed batch, and for a decode.
-build_flashmla_kv_mixed, first_flashmla_kv_mixed = per_pass(_flashmla_kv(attrgetter("q_tokens")))
-build_flashmla_kv_grouped, first_flashmla_kv_grouped = per_pass(_flashmla_kv(attrgetter("next_n")))
+build_flashmla_kv_mixed, first_flashmla_kv_mixed = per_pass(
+    partial(_flashmla_kv, attrgetter("q_tokens"))
+)
+build_flashmla_kv_grouped, first_flashmla_kv_grouped = per_pass(
+    partial(_flashmla_kv, attrgetter("next_n"))
+)
 
 
 def build_fa3(case: PrefillCase) -> Run:

@@ -19,7 +19,10 @@ _RECENT = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Statistics of the keys that an indexer selects, as shares of index_topk from 0 to 1."""
+    """Statistics of the keys that an indexer selects, as shares of index_topk from 0 to 1.
+
+    Neighbours share sinks and recent keys, so that together these are no more than the overlap.
+    """
 
     overlap: float
     """Share of its selection that a query has in common with the query before it."""
@@ -32,13 +35,6 @@ class Selection:
     def sharing(cls, overlap: float) -> Selection:
         """The usual shares of sinks and recent keys, or less where these pass the `overlap`."""
         return cls(overlap, min(_SINKS, overlap / 2), min(_RECENT, overlap / 2))
-
-    def __post_init__(self) -> None:
-        if min(self.sinks, self.recent) < 0 or not self.sinks + self.recent <= self.overlap <= 1:
-            raise ValueError(
-                "neighbours share sinks and recent keys, so that these are shares from 0 to the "
-                f"overlap, and that is at most 1; not {self}"
-            )
 
 
 def selected_keys(

@@ -69,9 +69,3 @@ def test_no_two_sequences_share_draws() -> None:
     keys, _ = selected(Selection(1.0, sinks=0.0, recent=0.0), (20 * TOPK, 1), (20 * TOPK, 1))
 
     assert overlap(keys) < 0.2
-
-
-@pytest.mark.parametrize("shares", [(0.05, 0.0, 0.1), (1.1, 0.0, 0.0), (1.0, 0.6, 0.6)])
-def test_shares_that_contradict_each_other_are_refused(shares: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="not"):
-        Selection(*shares)

@@ -19,9 +19,8 @@ _TILE_BYTES = 1024
 class _MetadataBuild:
     """DeepGEMM's metadata kernel in a range of builds; rows are rounded up to 32 on SM90."""
 
-    distribution: str
     since: tuple[int, ...]
-    """The first version of the range."""
+    """The first version of sgl-deep-gemm in the range."""
     sm90: int
     """Bytes of shared memory a row on SM90."""
     sm90_fixed: int = 0
@@ -30,9 +29,9 @@ class _MetadataBuild:
 
 # Newest first. Upstream's own numbers say nothing about its commits, so a source build has none.
 _METADATA_BUILDS = (
-    _MetadataBuild("sgl-deep-gemm", (0, 1, 4), sm90=4),
+    _MetadataBuild((0, 1, 4), sm90=4),
     # Static 4 and dynamic 3 ints a row, of which only the latter are checked before the launch.
-    _MetadataBuild("sgl-deep-gemm", (0, 1, 0), sm90=16, sm90_fixed=4, sm100=16),
+    _MetadataBuild((0, 1, 0), sm90=16, sm90_fixed=4, sm100=16),
 )
 
 
@@ -48,15 +47,12 @@ def _version(text: str) -> tuple[int, ...]:
 def metadata_rows(setting: Setting) -> int | None:
     """Most rows that DeepGEMM schedules, by formula and probe; None where neither is known."""
     formula, device = None, setting.device
-    for build in _METADATA_BUILDS:
-        version = _version(setting.libraries.get(build.distribution, ""))
-        if version and version >= build.since:
-            memory = device.shared_memory_optin - build.sm90_fixed
-            if device.arch == "sm90":
-                formula = memory // build.sm90 // 32 * 32
-            elif device.arch in ("sm100", "sm103"):
-                formula = device.shared_memory_optin // build.sm100
-            break
+    version = _version(setting.libraries.get("sgl-deep-gemm", ""))
+    build = next((build for build in _METADATA_BUILDS if version >= build.since), None)
+    if build is not None and device.arch == "sm90":
+        formula = (device.shared_memory_optin - build.sm90_fixed) // build.sm90 // 32 * 32
+    elif build is not None and device.arch in ("sm100", "sm103"):
+        formula = device.shared_memory_optin // build.sm100
     return bound(setting, "deep_gemm_metadata_rows", formula, device.shared_memory_optin // 4)
 
 

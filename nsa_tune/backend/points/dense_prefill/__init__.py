@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from nsa_tune.backend.points.dense_prefill import features
 from nsa_tune.backend.points.dense_prefill.arms import MHA, MLA
-from nsa_tune.backend.points.prefill import PREFILL, batches, kernels
+from nsa_tune.backend.points.prefill import PREFILL, batches, questions
 from nsa_tune.backend.types.batch import Mode
-from nsa_tune.backend.types.point import Point, Question
+from nsa_tune.backend.types.point import Point
 
 __all__ = ["DENSE_PREFILL"]
 
@@ -20,15 +20,7 @@ DENSE_PREFILL = Point(
     name="dense_prefill",
     modes=frozenset({Mode.EXTEND}),
     arms=(*MHA, *MLA),
-    questions=(
-        Question(
-            "prefill_path",
-            {"mha": tuple(arm.name for arm in MHA), "mla": tuple(arm.name for arm in MLA)},
-        ),
-        Question("mha_kernel", kernels(MHA)),
-        # Also read when mha won: under graph capture an engine can take mla only.
-        Question("absorbed_prefill", kernels(MLA)),
-    ),
+    questions=questions(MHA, MLA, "absorbed_prefill"),
     features=features.features,
     grid=batches.grid,
     case=PREFILL.case,

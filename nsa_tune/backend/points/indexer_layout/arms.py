@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
@@ -25,52 +26,44 @@ STEPS = {"native": None, "pairs": 2, "flatten": 1}
 """Queries a row; native takes all next_n."""
 
 
-def _deep_gemm(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tensor]]:
+def _deep_gemm(step: int | None, case: IndexerCase) -> Callable[[], torch.Tensor]:
     """DeepGEMM's paged MQA logits with `step` queries a row."""
-
-    def build(case: IndexerCase) -> Callable[[], torch.Tensor]:
-        each = step or case.batch.next_n
-        repeats = case.batch.next_n // each
-        q = case.q.view(-1, each, *case.q.shape[2:])
-        lens = case.context_lens.view(-1, each)
-        table = case.block_table.repeat_interleave(repeats, dim=0)
-        metadata = deep_gemm.schedule(lens, case.profile.page_size)
-        return lambda: deep_gemm.paged_mqa_logits(
-            q, case.pool, case.weights, lens, table, metadata, case.max_context
-        )
-
-    return build
+    each = step or case.batch.next_n
+    repeats = case.batch.next_n // each
+    q = case.q.view(-1, each, *case.q.shape[2:])
+    lens = case.context_lens.view(-1, each)
+    table = case.block_table.repeat_interleave(repeats, dim=0)
+    metadata = deep_gemm.schedule(lens, case.profile.page_size)
+    return lambda: deep_gemm.paged_mqa_logits(
+        q, case.pool, case.weights, lens, table, metadata, case.max_context
+    )
 
 
-def _torch(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tensor]]:
+def _torch(step: int | None, case: IndexerCase) -> Callable[[], torch.Tensor]:
     """The same in torch: each row gathers its keys and scores `step` queries against them."""
+    import torch
 
-    def build(case: IndexerCase) -> Callable[[], torch.Tensor]:
-        import torch
+    each = step or case.batch.next_n
+    repeats = case.batch.next_n // each
+    page, dim = case.profile.page_size, case.profile.index_dim
+    flat = case.pool.view(case.pool.shape[0], page * (dim + 4))
+    q = case.q.view(-1, each, *case.q.shape[2:])
+    weights = case.weights.view(-1, each, case.weights.shape[1])
+    lens = case.context_lens.view(-1, each)
 
-        each = step or case.batch.next_n
-        repeats = case.batch.next_n // each
-        page, dim = case.profile.page_size, case.profile.index_dim
-        flat = case.pool.view(case.pool.shape[0], page * (dim + 4))
-        q = case.q.view(-1, each, *case.q.shape[2:])
-        weights = case.weights.view(-1, each, case.weights.shape[1])
-        lens = case.context_lens.view(-1, each)
+    def run() -> torch.Tensor:
+        out = torch.zeros(*lens.shape, case.max_context, device=case.device)
+        for row in range(lens.shape[0]):
+            seen = int(lens[row, -1])
+            pages = flat[case.block_table[row // repeats, : -(-seen // page)].long()]
+            keys = pages[:, : page * dim].contiguous().view(torch.float8_e4m3fn)
+            scales = pages[:, page * dim :].contiguous().view(torch.float32).flatten()
+            scores = torch.einsum("nhd,kd->nhk", q[row].float(), keys.float().view(-1, dim))
+            logits = torch.einsum("nhk,nh->nk", scores.relu(), weights[row]) * scales
+            out[row, :, :seen] = logits[:, :seen]
+        return out.flatten(0, 1)
 
-        def run() -> torch.Tensor:
-            out = torch.zeros(*lens.shape, case.max_context, device=case.device)
-            for row in range(lens.shape[0]):
-                seen = int(lens[row, -1])
-                pages = flat[case.block_table[row // repeats, : -(-seen // page)].long()]
-                keys = pages[:, : page * dim].contiguous().view(torch.float8_e4m3fn)
-                scales = pages[:, page * dim :].contiguous().view(torch.float32).flatten()
-                scores = torch.einsum("nhd,kd->nhk", q[row].float(), keys.float().view(-1, dim))
-                logits = torch.einsum("nhk,nh->nk", scores.relu(), weights[row]) * scales
-                out[row, :, :seen] = logits[:, :seen]
-            return out.flatten(0, 1)
-
-        return run
-
-    return build
+    return run
 
 
 _PAIRS = Guard(
@@ -98,10 +91,12 @@ def _arms() -> tuple[Arm, ...]:
         kernel = (*limits, MQA_SHAPE)
         if name == "native":
             kernel = (*kernel, NEXT_N_SM90)
-        arms.append(Arm(f"{name}/deep_gemm", _deep_gemm(step), _ANY, "deep_gemm", ARCHS, kernel))
+        build = partial(_deep_gemm, step)
+        arms.append(Arm(f"{name}/deep_gemm", build, _ANY, "deep_gemm", ARCHS, kernel))
     for name, step in STEPS.items():
         limits = (*_SPLITS[name], MQA_LOGITS_BYTES)
-        arms.append(Arm(f"{name}/torch", _torch(step), _ANY, guards=limits, reference=True))
+        build = partial(_torch, step)
+        arms.append(Arm(f"{name}/torch", build, _ANY, guards=limits, reference=True))
     return tuple(arms)
 
 

@@ -110,21 +110,20 @@ _SEVERAL_CHUNKS = Guard(
 )
 # The indexer's keys are e4m3, whatever the layout of the latents.
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
-_DEEP_GEMM = frozenset({"sm90", "sm100"})
 _LIMITS = (limits.SOME_ROWS, limits.NOTHING_TO_SELECT)
 _KERNEL = (*_LIMITS, deep_gemm.MQA_SHAPE)
 
 ARMS = (
     Arm(
-        "ragged", _build_ragged, _ANY, "deep_gemm", _DEEP_GEMM,
+        "ragged", _build_ragged, _ANY, "deep_gemm", deep_gemm.ARCHS,
         (*_KERNEL, deep_gemm.RAGGED_LOGITS_BYTES), features=features.OF_RAGGED,
     ),
     Arm(
-        "paged", _build_paged, _ANY, "deep_gemm", _DEEP_GEMM,
+        "paged", _build_paged, _ANY, "deep_gemm", deep_gemm.ARCHS,
         (*_KERNEL, deep_gemm.MQA_LOGITS_BYTES), features=features.OF_PAGED,
     ),
     Arm(
-        "chunked", _build_chunked, _ANY, "deep_gemm", _DEEP_GEMM, (*_KERNEL, _SEVERAL_CHUNKS),
+        "chunked", _build_chunked, _ANY, "deep_gemm", deep_gemm.ARCHS, (*_KERNEL, _SEVERAL_CHUNKS),
         features=features.OF_CHUNKED,
     ),
     Arm(

@@ -14,27 +14,22 @@ from nsa_tune.backend.types.batch import Mode
 from nsa_tune.backend.types.point import Arm, Point, Question, case_in
 
 
-def kernels(arms: tuple[Arm, ...]) -> dict[str, tuple[str, ...]]:
-    """Each arm as a choice of its own, by what follows the path in its name."""
-    return {arm.name.partition("/")[2]: (arm.name,) for arm in arms}
+def questions(mha: tuple[Arm, ...], mla: tuple[Arm, ...], mla_kernel: str) -> tuple[Question, ...]:
+    """The path, and each path's kernel, among whose arms each is a choice of its own."""
+    paths = {"mha": mha, "mla": mla}
+    return (
+        Question("prefill_path", {path: tuple(a.name for a in paths[path]) for path in paths}),
+        Question("mha_kernel", {arm.choice: (arm.name,) for arm in mha}),
+        # Also read when mha won: under graph capture an engine can take mla only.
+        Question(mla_kernel, {arm.choice: (arm.name,) for arm in mla}),
+    )
 
 
 PREFILL = Point(
     name="prefill",
     modes=frozenset({Mode.EXTEND}),
     arms=(*MHA, *MLA),
-    questions=(
-        Question(
-            "prefill_path",
-            {
-                "mha": tuple(arm.name for arm in MHA),
-                "mla": tuple(arm.name for arm in MLA),
-            },
-        ),
-        Question("mha_kernel", kernels(MHA)),
-        # Also read when mha won: under graph capture an engine can take mla only.
-        Question("sparse_prefill", kernels(MLA)),
-    ),
+    questions=questions(MHA, MLA, "sparse_prefill"),
     features=features.features,
     grid=batches.grid,
     case=case_in("attention_case", "prefill_case"),
