@@ -22,7 +22,6 @@ from nsa_tune.backend.costmodel.regret import MARGIN, NARROW
 from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces, Surface
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import (
-    Arm,
     FeatureFunctions,
     Guard,
     Limit,
@@ -122,7 +121,16 @@ class Policy:
         self.places: SharedPlaces = {}
         """Where surfaces look for places; policies of the same batches may have one in common."""
         arms = list(self.point.candidates(self.setting))
-        self.candidates = tuple(map(self._candidate, arms))
+        self.candidates = tuple(
+            Candidate(
+                arm.name,
+                arm.guards,
+                fitted.models.get(arm.name, {}),
+                fitted.failures.get(arm.name),
+                None if arm.surcharge is None else arm.surcharge(setting),
+            )
+            for arm in arms
+        )
         """The arms that this device could run, in declared order."""
         self._whole = self._part(self.candidates)
         self.choices = {
@@ -134,15 +142,6 @@ class Policy:
             for question in self.point.questions
         }
         """By question, the choices that one of these arms answers, with those arms."""
-
-    def _candidate(self, arm: Arm) -> Candidate:
-        return Candidate(
-            arm.name,
-            arm.guards,
-            self.fitted.models.get(arm.name, {}),
-            self.fitted.failures.get(arm.name),
-            None if arm.surcharge is None else arm.surcharge(self.setting),
-        )
 
     def _part(self, some: tuple[Candidate, ...]) -> Part:
         guards: list[Guard] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.libraries import PROVIDERS
-from nsa_tune.backend.types.records import Key, StoredTable, Table
+from nsa_tune.backend.types.records import OVERLAP, Key, StoredTable, Table
 from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
 
@@ -68,7 +68,7 @@ def in_order(
         # Those of exactly this driver and these libraries before the rest.
         for table in sorted(found, key=lambda stored: bool(differing(stored.head, here))):
             key = table.head.key
-            if key.assumes_overlap or (failed and key.digest in failed):
+            if OVERLAP in key.protocol or (failed and key.digest in failed):
                 demoted.append(table)
             else:
                 yield table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
 from nsa_tune.backend.points.paging import (
-    Paging,
     placed,
     query_rows,
     scatter,
@@ -25,26 +23,17 @@ from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """What all batches of one setting share; bf16 unless said otherwise."""
-
-    pool: torch.Tensor
-    """[slots, bytes a token] uint8 (packed fp8) or [slots, latent] bf16."""
-    latents: torch.Tensor
-    """[slots, latent]: the values that the pool stands for."""
-    w_kv: torch.Tensor
-    """[heads * (nope + v), rank]: kv_b_proj's weight."""
-    w_uk: torch.Tensor
-    """[heads, nope, rank]: its key half, for absorbing into q."""
-    w_uv: torch.Tensor
-    """[heads, rank, v]: its value half."""
-
-
 @lru_cache(maxsize=2)
 def _layer(
     profile: ModelProfile, heads: int, layout: KVLayout, slots: int, device: torch.device
-) -> _Layer:
+) -> tuple[torch.Tensor, ...]:
+    """What all batches of one setting share; bf16 unless said otherwise.
+
+    Returns:
+        The pool: [slots, bytes a token] uint8 (packed fp8) or [slots, latent]; the values that it
+        stands for, [slots, latent]; kv_b_proj's weight, [heads * (nope + v), rank]; its key half,
+        for absorbing into q, [heads, nope, rank]; and its value half, [heads, rank, v].
+    """
     generator = torch.Generator(device=device).manual_seed(1)
 
     def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
@@ -61,13 +50,9 @@ def _layer(
         latents = packed_fp8.dequantize_reference(pool, everything, profile.rank, profile.rope)
     w_kv = normal(heads * (profile.nope + profile.v), profile.rank, std=profile.rank**-0.5)
     halves = w_kv.view(heads, profile.nope + profile.v, profile.rank)
-    return _Layer(
-        pool,
-        latents,
-        w_kv,
-        halves[:, : profile.nope].contiguous(),
-        halves[:, profile.nope :].transpose(1, 2).contiguous(),
-    )
+    w_uk = halves[:, : profile.nope].contiguous()
+    w_uv = halves[:, profile.nope :].transpose(1, 2).contiguous()
+    return pool, latents, w_kv, w_uk, w_uv
 
 
 class PrefillCase:
@@ -76,15 +61,15 @@ class PrefillCase:
     tolerance = 0.02
     """bf16 operands and probabilities leave 0.003 to 0.008; a wrong key leaves far more."""
 
-    def __init__(
-        self, batch: Batch, setting: Setting, layer: _Layer, paging: Paging, device: torch.device
-    ) -> None:
+    def __init__(self, batch: Batch, setting: Setting, device: torch.device) -> None:
         self.batch, self.setting, self.device = batch, setting, device
         self.profile, self.heads, self.layout = setting.profile, setting.heads, setting.layout
-        self.pool, self.w_kv, self.w_uk, self.w_uv = (
-            layer.pool, layer.w_kv, layer.w_uk, layer.w_uv,
-        )  # fmt: skip
-        self._layer = layer
+        page, lens = self.profile.page_size, [prefix + new for prefix, new in batch.given_lens]
+        slots = slots_for(lens, page, device)
+        paging = scatter(lens, page, slots, device)
+        self.pool, self._latents, self.w_kv, self.w_uk, self.w_uv = _layer(
+            self.profile, self.heads, self.layout, slots, device
+        )
         self.slots, self.block_table = paging.slots, paging.block_table
         self.has_prefix = batch.prefix_tokens > 0
         new = torch.tensor([new for _, new in batch.given_lens], device=device)
@@ -100,9 +85,9 @@ class PrefillCase:
         self.topk_length = (self.positions + 1).clamp_max(self.profile.index_topk).int()
         """[q tokens] int32: keys that each query attends to."""
         new_slots = self.slots[self.first_key + self.positions].long()
-        self.new_latent = layer.latents[new_slots, : self.profile.rank]
+        self.new_latent = self._latents[new_slots, : self.profile.rank]
         """[q tokens, rank]: the new tokens' latents, at hand before they are in the pool."""
-        self.new_rope = layer.latents[new_slots, self.profile.rank :]
+        self.new_rope = self._latents[new_slots, self.profile.rank :]
         generator = torch.Generator(device=device).manual_seed(2)
         shape = (batch.q_tokens, self.heads, self.profile.nope + self.profile.rope)
         self.q = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
@@ -149,7 +134,7 @@ class PrefillCase:
         """[checked rows, heads, v] fp32: softmax attention over each row's selection."""
         profile, rows = self.profile, self._checked
         indices = self.ragged_indices[rows].long()
-        keys = self._layer.latents[self.slots[indices.clamp_min(0)].long()].float()
+        keys = self._latents[self.slots[indices.clamp_min(0)].long()].float()
         q = self.q[rows].float()
         absorbed = torch.einsum("rhn,hnc->rhc", q[..., : profile.nope], self.w_uk.float())
         scores = torch.einsum("rhc,rkc->rhk", absorbed, keys[..., : profile.rank])
@@ -182,7 +167,7 @@ class DenseCase(PrefillCase):
     def _attended(self, row: int) -> torch.Tensor:
         profile, first = self.profile, int(self.first_key[row])
         slots = self.slots[first : first + int(self.positions[row]) + 1]
-        keys, q = self._layer.latents[slots.long()].float(), self.q[row].float()
+        keys, q = self._latents[slots.long()].float(), self.q[row].float()
         absorbed = torch.einsum("hn,hnc->hc", q[:, : profile.nope], self.w_uk.float())
         q = torch.cat((absorbed, q[:, profile.nope :]), dim=-1)
         weights = (q @ keys.T * profile.softmax_scale).softmax(-1)
@@ -195,10 +180,5 @@ def prefill_case(batch: Batch, setting: Setting, device: torch.device) -> Prefil
     Raises:
         BatchError: when only the batch's sums are known.
     """
-    page = setting.profile.page_size
-    lens = [prefix + new for prefix, new in batch.given_lens]
-    slots = slots_for(lens, page, device)
-    layer = _layer(setting.profile, setting.heads, setting.layout, slots, device)
-    paging = scatter(lens, page, slots, device)
     case = PrefillCase if setting.profile.has_indexer else DenseCase
-    return case(batch, setting, layer, paging, device)
+    return case(batch, setting, device)

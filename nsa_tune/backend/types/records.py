@@ -46,11 +46,6 @@ class Key:
     """Name and version of the timing protocol: numbers of two protocols do not compare."""
 
     @property
-    def assumes_overlap(self) -> bool:
-        """Whether its queries shared a stated part of their keys (`nsa-tune run --overlap`)."""
-        return OVERLAP in self.protocol
-
-    @property
     def digest(self) -> str:
         """16 hex digits that name this key in a database; frozen by a test."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

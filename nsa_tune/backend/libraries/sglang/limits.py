@@ -15,11 +15,6 @@ _TRITON_HEADS = 32
 _UNION = 4
 
 
-def _absorbed_bytes(setting: Setting) -> int:
-    """Of a row's absorbed queries and mixed latents, in bf16."""
-    return setting.heads * 2 * (setting.profile.latent + setting.profile.rank)
-
-
 def _q8_shape(setting: Setting) -> str | None:
     profile, heads = setting.profile, setting.heads
     powers = heads <= 128 and heads & (heads - 1) == 0
@@ -94,9 +89,11 @@ TRITON = (
     Guard(
         "sglang_triton_bytes", "formula",
         "SGLang 0.5.23 dsa/triton_sparse_mla_prefill.py:194 _union_dedup",
-        # Sorted indices with their int64 places, the union and its bits.
+        # A row's absorbed queries and mixed latents in bf16; sorted indices with their int64
+        # places, the union and its bits.
         lambda setting: rows_in_quarter_of_memory(
-            _absorbed_bytes(setting) + 20 * setting.profile.index_topk,
+            setting.heads * 2 * (setting.profile.latent + setting.profile.rank)
+            + 20 * setting.profile.index_topk,
             "operands of triton_sparse_mla", setting,
         ),
     ),

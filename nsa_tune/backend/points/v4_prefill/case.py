@@ -53,11 +53,7 @@ class TokenPool:
         return values if out is None else out.copy_(values)
 
 
-@lru_cache(maxsize=4)
-def _pool(
-    profile: ModelProfile, slots: int, page_size: int, seed: int, device: torch.device
-) -> TokenPool:
-    return TokenPool(profile, slots, page_size, seed, device)
+_pool = lru_cache(maxsize=4)(TokenPool)
 
 
 class V4PrefillCase:
