@@ -13,28 +13,16 @@ all other choices, and so an upper bound. What a plan reports of its choices is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import erfc, exp, hypot, log, pi, sqrt
+from math import erfc, exp, hypot, inf, log, pi, sqrt
 
 from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.types.batch import Batch
 
 MOST_LOST = 0.5
 """The bound where too little is measured to estimate a contender, and the highest one."""
 _FARTHEST = 8.0
 """Gaps beyond this many standard deviations have no expected loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A choice on one batch, represented by its fastest allowed arm."""
-
-    choice: str
-    arm: str
-    log_us: float | None
-    """Logarithm of the estimated microseconds; None when too little of the arm is measured."""
-    spread: float
-    """Standard deviation of `log_us`."""
 
 
 def expected_loss(gap: float, spread: float) -> float:
@@ -49,45 +37,42 @@ def expected_loss(gap: float, spread: float) -> float:
     return max(spread * density - gap * erfc(z / sqrt(2)) / 2, 0.0)
 
 
-def contenders(policy: Policy, batch: Batch) -> dict[str, tuple[Contender, ...]]:
-    """By question, its contenders on `batch`, the fastest first; questions with two or more."""
+def contenders(policy: Policy, batch: Batch) -> dict[str, list[Estimate | None]]:
+    """By question, estimates of its choices on `batch`, each of its fastest allowed arm: the
+    fastest first, and None, of which too little is measured, last; questions with two or more."""
     allowed = policy.survey(batch).latencies
     estimates = policy.estimates(batch)
-
-    def of(arm: str, choice: str) -> Contender:
-        estimate = estimates.get(arm)
-        if estimate is None:
-            return Contender(choice, arm, None, 0.0)
-        # The interval is four standard deviations wide.
-        spread = log(estimate.high_us / estimate.low_us) / 4
-        return Contender(choice, arm, log(estimate.latency_us), spread)
-
     ranked = {}
     for question in policy.point.questions:
         best = []
-        for choice, arms in question.choices.items():
-            allowed_arms = [of(arm, choice) for arm in arms if arm in allowed]
-            if allowed_arms:
-                best.append(min(allowed_arms, key=_by_time))
+        for arms in question.choices.values():
+            of_arms = [estimates.get(arm) for arm in arms if arm in allowed]
+            if of_arms:
+                best.append(min(of_arms, key=_time))
         if len(best) > 1:
-            ranked[question.name] = tuple(sorted(best, key=_by_time))
+            ranked[question.name] = sorted(best, key=_time)
     return ranked
 
 
-def _by_time(contender: Contender) -> tuple[bool, float]:
-    return contender.log_us is None, contender.log_us or 0.0
+def _time(estimate: Estimate | None) -> float:
+    return inf if estimate is None else estimate.latency_us
 
 
-def expected_loss_bound(ranked: Sequence[Contender]) -> float:
+def expected_loss_bound(ranked: Sequence[Estimate | None]) -> float:
     """Upper bound of what taking the first of `ranked` loses: summed over the others.
 
     `costmodel.regret.expected_regret` is another formula, of two estimates.
     """
-    first = ranked[0]
+    first, *others = ranked
     total = 0.0
-    for other in ranked[1:]:
-        if first.log_us is None or other.log_us is None:
+    for other in others:
+        if first is None or other is None:
             return MOST_LOST
-        gap = other.log_us - first.log_us
-        total += expected_loss(gap, hypot(first.spread, other.spread))
+        gap = log(other.latency_us) - log(first.latency_us)
+        total += expected_loss(gap, hypot(_deviation(first), _deviation(other)))
     return min(total, MOST_LOST)
+
+
+def _deviation(estimate: Estimate) -> float:
+    """Of the time's logarithm: the interval is four of them wide."""
+    return log(estimate.high_us / estimate.low_us) / 4
