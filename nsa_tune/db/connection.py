@@ -29,7 +29,7 @@ _LONGEST_VALUE = 2**26
 """Bytes of a text, and of a row."""
 _MOST_CPU_S, _STEPS = 5.0, 100_000
 """What reading may compute: a table takes milliseconds. Steps of SQLite between two looks."""
-_DAMAGE = (
+DAMAGE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
 )  # fmt: skip
@@ -57,7 +57,7 @@ def damage_errors(path: Path) -> Iterator[None]:
     """Turn what comes of a value in `path` that nsa-tune does not write into a StoreCorrupt."""
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from error
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nsa_tune._errors import StoreError
+from nsa_tune.db.exchange import Merged
 from nsa_tune.db.store import Store
 from nsa_tune.fleet.service.auth.tokens import Tokens
 from nsa_tune.fleet.service.jobs.demand import Demand
@@ -25,7 +26,7 @@ from nsa_tune.fleet.service.metrics import Metrics
 from nsa_tune.fleet.service.state import State, state_path
 from nsa_tune.fleet.service.tables.bodies import Bodies, Body, Make, whole
 from nsa_tune.fleet.service.tables.index import Entry, Held, Index
-from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge
+from nsa_tune.fleet.service.tables.uploads import checked, merge
 
 Result = TypeVar("Result")
 

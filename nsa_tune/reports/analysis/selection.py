@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, StoreError
@@ -33,11 +33,7 @@ class TableFilter:
 
     def asked(self) -> list[tuple[str, str | int]]:
         """(field of the key, its value) of everything that is asked for."""
-        fields = (
-            ("gpu", self.gpu), ("model", self.model), ("heads", self.heads),
-            ("kv_layout", self.kv_layout),
-        )  # fmt: skip
-        return [(name, value) for name, value in fields if value is not None]
+        return [(name, value) for name, value in asdict(self).items() if value is not None]
 
     def __str__(self) -> str:
         """What is asked for, as text for messages."""

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nsa_tune.backend.types.counted import counted
+from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell, percent
 from nsa_tune.reports.compare.comparison import Comparison
@@ -142,8 +143,8 @@ def comparison_document(comparisons: Sequence[Comparison], fail_on: float | None
 
 def _document(comparison: Comparison) -> dict[str, Any]:
     return {
-        "before": _side(comparison, "before"),
-        "after": _side(comparison, "after"),
+        "before": _side(comparison.before),
+        "after": _side(comparison.after),
         "differences": [asdict(diff) for diff in comparison.differences],
         "counts": {str(verdict): comparison.counts[verdict] for verdict in CellVerdict},
         "arms": [
@@ -155,8 +156,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _side(comparison: Comparison, side: str) -> dict[str, Any]:
-    table = comparison.before if side == "before" else comparison.after
+def _side(table: Table) -> dict[str, Any]:
     return {
         "source": source_name(table.source),
         "digest": table.key.digest,

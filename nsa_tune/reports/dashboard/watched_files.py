@@ -13,15 +13,13 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Table
+from nsa_tune.db.connection import DAMAGE
 from nsa_tune.db.reader import tables_in
 from nsa_tune.db.runs import Run, newest_of, runs_of, state_of
 from nsa_tune.reports.analysis.report import Report, Section, build
 
 SCHEMA = "nsa-tune/live/1"
-NO_REPORT = (
-    NsaTuneError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError,
-    TypeError, ValueError,
-)  # fmt: skip
+NO_REPORT = (NsaTuneError, *DAMAGE)
 """What a report may raise for a faulty table. Only that table is left out."""
 _RUNS, _NEWEST, _FAILURES = 5, 8, 8
 

@@ -133,10 +133,8 @@ def _claim(document: Mapping[str, Any]) -> str:
 
 
 def _listed(worker: Worker, seen: float) -> dict[str, Any]:
-    return {
-        "name": worker.name, "gpu": worker.gpu, "driver": worker.driver,
-        "libraries": dict(worker.libraries), "seen_at": at(seen).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    known = {**worker._asdict(), "libraries": dict(worker.libraries)}
+    return {**known, "seen_at": at(seen).isoformat(timespec="seconds")}
 
 
 def _of_job(job: Job, status: int = 200) -> Response:

@@ -91,7 +91,7 @@ class TableEndpoints:
         """Merge a text table."""
         async with body_file(request, self._service, MOST_BYTES) as path:
             merged = await self._service.upload(path)
-        return answer(merged._asdict())
+        return answer({"added": merged.added, "known": merged.known})
 
 
 def _listed(entries: Sequence[Entry], doubtful: Mapping[str, Sequence[str]]) -> str:

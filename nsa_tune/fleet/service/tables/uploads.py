@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from nsa_tune._errors import NsaTuneError, UsageError
 from nsa_tune.backend.dispatch.fit_check import check_fit
@@ -14,7 +13,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.connection import connect_read_only, store_errors
-from nsa_tune.db.exchange import import_text
+from nsa_tune.db.exchange import Merged, import_text
 from nsa_tune.db.reader import MOST_KEYS, MOST_STORED
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import MOST_ROWS, read_text
@@ -28,13 +27,6 @@ _STORED = (
 _AHEAD = timedelta(hours=1)
 """How far a host's clock may be ahead."""
 _LONGEST_NAME = 400
-
-
-class Merged(NamedTuple):
-    """What became of an uploaded table's rows."""
-
-    added: int
-    known: int
 
 
 def checked(path: Path, now: datetime | None = None) -> Table:
@@ -87,7 +79,7 @@ def merge(store: Store, path: Path, table: Table) -> Merged:
     or readers would refuse the database afterwards."""
     _check_room(store, table)
     added = import_text(store, path)
-    return Merged(added, len(table.measurements) - added)
+    return Merged((table.key,), added, len(table.measurements) - added)
 
 
 def _check_room(store: Store, table: Table) -> None:

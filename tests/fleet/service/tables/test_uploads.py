@@ -20,7 +20,7 @@ from nsa_tune.db.runs import runs_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.fleet.service.tables import uploads
-from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge
+from nsa_tune.fleet.service.tables.uploads import checked, merge
 from tests.fleet.service.made_up_tables import H200_KEY, grown, text_of
 from tests.records import ok, tables
 
@@ -42,10 +42,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def upload(store: Store, one: Table) -> Merged:
-    """What became of `one`."""
+def upload(store: Store, one: Table) -> tuple[int, int]:
+    """How many rows of `one` were new, and how many known."""
     with received(text_of(one), "gpu-7") as path:
-        return merge(store, path, checked(path, NOW))
+        _, added, known = merge(store, path, checked(path, NOW))
+    return added, known
 
 
 def test_rows_are_added_once(store: Store) -> None:
