@@ -82,8 +82,10 @@ def attach(runner: Any) -> None:
         return
     # All that may fail on one rank alone, for from here on they wait for each other.
     key, steering = _key(runner, graphs), _steering(runner, ranks)
-    if not ranks.agree("pass_mode", f"{__version__}: {key!r}, {[*sentinels(runner)]!r}"):
-        say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
+    said = f"{__version__}: {key!r}, {[*sentinels(runner)]!r}"
+    if not ranks.agree("pass_mode", said):
+        text = f"SGLang decides how prefills run: its ranks do not agree, and this one says {said}"
+        say_once(logging.WARNING, text)
         return
     with ExitStack() as undo:
         setattr(runner, STEERING, steering)

@@ -539,7 +539,7 @@ def test_ranks_that_do_not_agree_are_left_alone(
     monkeypatch.setattr(Ranks, "agree", lambda self, question, answer: False)
 
     assert _modes(_started()) == [Mode.EXTEND]
-    assert "its ranks do not agree" in caplog.text
+    assert "ranks do not agree, and this one says" in caplog.text and "'gpu': " in caplog.text
 
 
 def test_a_draft_worker_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
