@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from inspect import signature
 
 import pytest
 
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.sglang.hook_table import HOOKS
 from nsa_tune.engines.sglang.releases import RELEASES, release_of
 from tests.engines.sglang.wheels import BACKEND, MODES, VERSIONS, Wheel
 
@@ -27,6 +29,14 @@ def test_each_hooked_symbol_is_there_with_its_signature(wheel: Wheel) -> None:
         assert isinstance(method, ast.FunctionDef)
         arguments = (*method.args.args, *method.args.kwonlyargs)
         assert symbol.accepts(tuple(arg.arg for arg in arguments)), symbol
+
+
+def test_a_hook_takes_its_arguments_by_name_too() -> None:
+    """A release that the plug-in does not know may pass them so."""
+    for symbol in RELEASES[-1].symbols:
+        own = [None] * (symbol.arguments[0] == "self")
+        named = dict.fromkeys(symbol.arguments[len(own) :])
+        signature(HOOKS[symbol.name]).bind(None, *own, **named)
 
 
 def test_every_call_passes_what_the_hooks_take(wheel: Wheel) -> None:

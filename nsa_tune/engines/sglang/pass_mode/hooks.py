@@ -40,13 +40,15 @@ def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
     return result
 
 
-def around_capture_decode(original: Callable[..., Any], graphs: Any, *rest: Any) -> Any:
+def around_capture_decode(
+    original: Callable[..., Any], graphs: Any, *rest: Any, **named: Any
+) -> Any:
     """The hook around `DecodeCudaGraphRunner._capture_one_stream`: few layers warm graphs up."""
     capture_one = attempt("warming graphs up briefly", warm_up.brief_capture, graphs)
     backend = getattr(graphs, "backend", None)
     # SGLang captures these anew for other weights, if it is asked to, and for another role.
     with layer_hooks.capturing(), spent(ENGINE), attribute(backend, "capture_one", capture_one):
-        return original(graphs, *rest)
+        return original(graphs, *rest, **named)
 
 
 def around_can_run(original: Callable[..., Any], graphs: Any, forward_batch: Any) -> Any:
@@ -65,13 +67,18 @@ def around_replay(
 
 
 def around_prepare_metadata(
-    original: Callable[..., Any], graphs: Any, forward_batch: Any, static_batch: Any, *rest: Any
+    original: Callable[..., Any],
+    graphs: Any,
+    forward_batch: Any,
+    static_forward_batch: Any,
+    *rest: Any,
+    **named: Any,
 ) -> Any:
     """The hook around `_prepare_forward_metadata_for_replay`: whole-pass graphs have their own."""
     whole: WholePassGraphs | None = graphs.backend.__dict__.get(GRAPHS)
     if whole is None:
-        return original(graphs, forward_batch, static_batch, *rest)
-    whole.prepare(len(static_batch.input_ids), forward_batch)
+        return original(graphs, forward_batch, static_forward_batch, *rest, **named)
+    whole.prepare(len(static_forward_batch.input_ids), forward_batch)
     return None
 
 
