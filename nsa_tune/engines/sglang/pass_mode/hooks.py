@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from nsa_tune.engines.sglang import attempt, last_start, say_once
@@ -24,12 +25,13 @@ def around_forward(
 ) -> Any:
     """The hook around `ModelRunner._forward_raw`, which runs a pass."""
     steering: Steering | None = runner.__dict__.get(STEERING)
-    if steering is None or named:
+    if steering is None:
         return original(runner, forward_batch, *rest, **named)
+    forward = partial(original, **named) if named else original
     if paused():
         steering.passed()
-        return original(runner, forward_batch, *rest)
-    return steering.forward(Forward(original, runner, forward_batch, rest))
+        return forward(runner, forward_batch, *rest)
+    return steering.forward(Forward(forward, runner, forward_batch, rest))
 
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
