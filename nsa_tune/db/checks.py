@@ -105,17 +105,24 @@ def _times(by_arm: Mapping[str, object]) -> dict[str, float]:
 def failed_checks(
     paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
 ) -> dict[str, Check]:
-    """By digest, the newest check of a table with this driver and these libraries, if it failed.
+    """By digest, the newest check of a table with this driver and these libraries, if it failed."""
+    here = driver, tuple(sorted(libraries))
+    return {
+        check.digest: check
+        for check in newest_checks(paths)
+        if not check.holds and (check.driver, check.libraries) == here
+    }
 
-    Databases that cannot be read, and text tables, say nothing.
-    """
-    newest: dict[str, Check] = {}
+
+def newest_checks(paths: Iterable[Path]) -> Iterable[Check]:
+    """The newest check of each table with each driver and libraries. Databases that cannot be
+    read, and text tables, say nothing."""
+    newest: dict[tuple[object, ...], Check] = {}
     for check in _readable(paths):
-        here = (check.driver, check.libraries) == (driver, tuple(sorted(libraries)))
-        latest = newest.get(check.digest)
-        if here and (latest is None or latest.checked_at <= check.checked_at):
-            newest[check.digest] = check
-    return {digest: check for digest, check in newest.items() if not check.holds}
+        place = check.digest, check.driver, check.libraries
+        if place not in newest or newest[place].checked_at <= check.checked_at:
+            newest[place] = check
+    return newest.values()
 
 
 def _readable(paths: Iterable[Path]) -> Iterator[Check]:

@@ -379,7 +379,6 @@ class _Head:
         return cls(path, facts, tuple(libraries), length, written)
 
     def text(self, name: str) -> str:
-        """The value of `name`."""
         if name not in self.facts:
             raise _damage(self.path, self.length, f"there is no line '# {name} = ...'")
         return self.facts[name][1]

@@ -102,7 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self._refused():
             self.server.kept.posted.append(Posted(self.path, body, dict(self.headers)))
-            self._answer(200, json.dumps({"added": 1, "known": 0}).encode(), {})
+            counts = {"added": 1, "known": 0, "decisions": 2, "batches": 1}
+            self._answer(200, json.dumps(counts).encode(), {})
 
     def _refused(self) -> bool:
         kept = self.server.kept

@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.gpus import keys_of
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import Database
 from nsa_tune._cli.shared.tables import chosen, named
-from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
+from nsa_tune._errors import NsaTuneError, StoreError, UsageError
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.records import Key
 from nsa_tune.db import places, reader
-from nsa_tune.db.checks import Check, read_checks
+from nsa_tune.db.checks import newest_checks
 from nsa_tune.fleet.push import findings_of, push_log, push_table
 from nsa_tune.remote.address import address_in
 from nsa_tune.remote.client import Client, hasty
@@ -77,19 +77,12 @@ def _push_checks(service: Client, tables: TableOptions, database: Path | None) -
 
 
 def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str, object]]:
+    if database is not None:
+        reader.keys_in(database)  # who names a file means that file
     # A check is in the user's database, and its table may be anywhere.
-    keys: dict[str, Key] = {}
-    newest: dict[tuple[str, str, object], Check] = {}
-    for path in places.sources(database):
-        try:
-            keys |= {key.digest: key for key in reader.keys_in(path)}
-            checks = [] if path.suffix == ".tsv" else read_checks(path)
-            newest |= {(check.digest, check.driver, check.libraries): check for check in checks}
-        except StoreMissing:
-            if path == database:
-                raise
+    keys = {key.digest: key for key in keys_of(database)}
     wanted = tables.filter(database)
-    for check in newest.values():
+    for check in newest_checks(places.sources(database)):
         key = keys.get(check.digest)
         if key is not None and not check.holds and wanted.matches(key):
             yield from findings_of(check, key)

@@ -46,7 +46,6 @@ def doctor(
 
 
 def _document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The document of `doctor`."""
     return {
         "schema": "nsa-tune/doctor/1",
         "fit": diagnosis.fit,

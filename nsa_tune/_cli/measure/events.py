@@ -26,7 +26,6 @@ class EventProgress(Progress):
         self._file: TextIO | None = file
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """Event "start"."""
         facts = {**key.as_document(), "digest": key.digest}
         self._write("start", key=facts, batches=batches, skipped=skipped)
 
@@ -38,7 +37,6 @@ class EventProgress(Progress):
         )  # fmt: skip
 
     def incident(self, incident: Incident) -> None:
-        """An event of the incident's kind."""
         self._write(incident.kind, text=incident.text)
 
     def end(self, outcome: str, **facts: object) -> None:

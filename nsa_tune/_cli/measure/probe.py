@@ -89,7 +89,6 @@ def _line(one: Probed) -> str:
 
 
 def _document(found: list[Probed], database: str) -> dict[str, Any]:
-    """The document of `probe`."""
     return {
         "schema": "nsa-tune/probe/1",
         "database": database,

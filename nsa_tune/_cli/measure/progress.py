@@ -58,7 +58,6 @@ class RunProgress(Progress):
                 self._say(f"{row.arm} {row.status} on {_short(stored.batch)}: {row.reason}")
 
     def incident(self, incident: Incident) -> None:
-        """Print what happened."""
         self.quarantined += incident.kind == "quarantined"
         self._say(incident.text)
 

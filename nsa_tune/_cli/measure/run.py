@@ -223,7 +223,6 @@ def _document(
 
 
 def _counts(result: RunResult) -> dict[str, Any]:
-    """The counts of a run."""
     return {
         "measured": result.measured,
         "skipped": result.skipped,

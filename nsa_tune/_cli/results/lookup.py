@@ -86,7 +86,6 @@ def _decisions(plan: Plan) -> dict[str, str | bool | None]:
 
 
 def _lookup_document(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
-    """The document of `lookup`."""
     return {
         "schema": "nsa-tune/lookup/1",
         "batch": str(plan.batch),

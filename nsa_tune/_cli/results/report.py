@@ -121,7 +121,6 @@ def _draw(shown: Report, out: Path | None, chart: str) -> None:
 
 
 def _write_file(path: Path, text: str) -> None:
-    """Write `text` to `path`."""
     try:
         if path.suffix == ".svg":
             path.parent.mkdir(parents=True, exist_ok=True)

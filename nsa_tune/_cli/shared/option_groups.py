@@ -160,5 +160,4 @@ class BatchOptions:
     ] = False
 
     def described(self) -> Batch:
-        """The batch."""
         return replace(Batch.parse(self.batch), captured=self.captured)

@@ -16,7 +16,6 @@ _MOST_NUMBER = 2**31
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`."""
     try:
         document = json.loads(data)
     except (RecursionError, ValueError) as error:

@@ -176,7 +176,6 @@ class State(AbstractContextManager["State"]):
         self.close()
 
     def close(self) -> None:
-        """Close the database."""
         self._opened.close()
 
     @contextmanager

@@ -193,7 +193,8 @@ def _answer(
     defaults = [entry.default_us for entry in times]
     default, value, by_flag = "", "", Saving(0.0, 0.0)
     if flag is not None:
-        default = value = _default(policy, flag)
+        question = next(one for one in policy.point.questions if one.name == flag.question)
+        default = value = policy.baseline.choose(question, policy.measured[0], policy.setting)
         for name, saving in _by_value(times, defaults):
             if saving.pays and saving.mean > by_flag.mean:
                 value, by_flag = name, saving
@@ -207,11 +208,6 @@ def _answer(
         value=value,
         by_flag=by_flag,
     )
-
-
-def _default(policy: CachedPolicy, flag: _Flag) -> str:
-    question = next(one for one in policy.point.questions if one.name == flag.question)
-    return policy.baseline.choose(question, policy.measured[0], policy.setting)
 
 
 def _by_value(times: Sequence[_Times], defaults: Sequence[float]) -> Iterator[tuple[str, Saving]]:

@@ -191,7 +191,6 @@ def _layers(
 
 
 def _taken(batch: Batch, policy: Policy, question: Question) -> str | None:
-    """What the table takes."""
     return policy.decide(question, batch).choice if isinstance(policy, CachedPolicy) else None
 
 

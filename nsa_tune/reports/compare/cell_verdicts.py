@@ -17,7 +17,7 @@ from statistics import fmean, median
 
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Arm, Point, Setting
+from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
 SAME_WITHIN = 0.03
@@ -197,18 +197,12 @@ def one_sided(
 
 def _reason(point: str, batch: str, arm: str, points: Mapping[str, Point], other: Setting) -> str:
     """Why the other side lacks a cell: a limit forbids the arm there, or it was not measured."""
-    declared = _arm(points.get(point), arm)
-    if declared is not None:
+    declared = points[point].arms if point in points else ()
+    for one in (one for one in declared if one.name == arm):
         try:
-            limit = declared.allowed(Batch.parse(batch), other)
+            limit = one.allowed(Batch.parse(batch), other)
         except BatchError:
             limit = None
         if limit is not None:
             return f"not allowed on the other side: {limit}"
     return "not measured on the other side"
-
-
-def _arm(point: Point | None, name: str) -> Arm | None:
-    if point is None:
-        return None
-    return next((arm for arm in point.arms if arm.name == name), None)

@@ -129,7 +129,6 @@ def _us(value: float | None) -> str:
 
 
 def comparison_document(comparisons: Sequence[Comparison], fail_on: float | None) -> dict[str, Any]:
-    """All comparisons as one JSON object."""
     limit = 0.0 if fail_on is None else fail_on
     regressions = [words for pair in comparisons for words in pair.regressions(limit)]
     return {

@@ -21,7 +21,6 @@ def serve(paths: list[Path], *, port: int, ready: Callable[[str], None]) -> None
 
 
 def config_of(paths: list[Path]) -> uvicorn.Config:
-    """The server's settings for `paths`."""
     return uvicorn.Config(
         application(paths), log_level="warning", access_log=False,
         server_header=False, lifespan="off", ws="none",

@@ -16,7 +16,6 @@ SCHEMA = "nsa-tune/report/3"
 
 
 def report_document(report: Report) -> dict[str, Any]:
-    """`report` as a JSON object."""
     return {
         "schema": SCHEMA,
         "baseline": report.baseline,
@@ -90,5 +89,4 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def as_json(report: Report) -> str:
-    """The whole report as JSON text."""
     return json.dumps(report_document(report), ensure_ascii=False) + "\n"

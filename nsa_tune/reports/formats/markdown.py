@@ -15,7 +15,6 @@ from nsa_tune.reports.formats.plain import plain
 
 
 def as_markdown(report: Report) -> str:
-    """The report as GitHub-flavoured Markdown."""
     parts = ["# nsa-tune report\n"]
     for section in report.sections:
         parts.append(f"## {_escaped(section.title)}\n")

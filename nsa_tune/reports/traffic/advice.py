@@ -123,7 +123,6 @@ class Advice:
         return next((each for each in self.outcomes if each.name.startswith(name)), None)
 
     def document(self) -> dict[str, Any]:
-        """The JSON document."""
         memory = self.memory
         return {
             "schema": "nsa-tune/advise/5",

@@ -60,7 +60,6 @@ class Traffic:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         path = self.trace or self.log
         return "the batches that were measured" if path is None else path.name
 

@@ -68,7 +68,6 @@ class GoalAnswer:
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """The JSON document."""
         return {"schema": "nsa-tune/goal/1", **asdict(self)}
 
 

@@ -42,7 +42,6 @@ class Replay:
     notes: list[str]
 
     def document(self) -> dict[str, Any]:
-        """The JSON document."""
         return {"schema": "nsa-tune/replay/3", **asdict(self)}
 
 
@@ -121,7 +120,6 @@ def _ways(extends: list[PassPrice]) -> list[Row]:
 
 
 def tables(replayed: Replay) -> Iterator[DisplayTable]:
-    """The tables of a replay."""
     what = "Passes" if replayed.whole_passes else "Attention of passes"
     yield _table(f"{what} by setup", replayed.setups)
     if replayed.ways:

@@ -53,7 +53,6 @@ class Limited(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._done_waiting()
         super().connection_lost(exc)
 
@@ -75,14 +74,12 @@ class Limited(H11Protocol):
             self._deadline = self.loop.call_later(_RESPONSE_S, self.hang_up)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         self._done_waiting()
         # The next one may have come already, and be taken up in here.
         self._wait()
         super().on_response_complete()
 
     def hang_up(self) -> None:
-        """End the connection at once."""
         self._done_waiting()
         if self.transport is not None:
             self.transport.abort()

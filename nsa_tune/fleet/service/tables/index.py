@@ -102,7 +102,6 @@ class Index:
             self._looking = sqlite3.connect(uri, uri=True, check_same_thread=False)
 
     def close(self) -> None:
-        """Close the connection."""
         self._looking.close()
 
     def held(self) -> Held:
