@@ -66,21 +66,19 @@ def test_on_hopper_a_pair_gets_the_shape_that_blackwell_gets(engine: Engine, lay
     assert torch.equal(ours, theirs)
 
 
-def test_flatten_is_the_engines_own(engine: Engine) -> None:
-    steered = _steered(engine, Captured(layout="flatten"))
-    plain = engine.backend(speculative_num_draft_tokens=2)
-
-    assert torch.equal(_lens(engine, steered, [70, 9000]), _lens(engine, plain, [70, 9000]))
-
-
-@pytest.mark.parametrize("mode", ["DECODE", "DRAFT_EXTEND_V2"])
-def test_other_passes_are_the_engines_own(engine: Engine, mode: str) -> None:
-    captured = Captured()
+@pytest.mark.parametrize(
+    ("layout", "mode"),
+    [("flatten", "TARGET_VERIFY"), ("native", "DECODE"), ("native", "DRAFT_EXTEND_V2")],
+)
+def test_flattened_rows_and_other_passes_are_the_engines_own(
+    engine: Engine, layout: str, mode: str
+) -> None:
+    captured = Captured(layout=layout)
     steered = _steered(engine, captured)
-    plain = engine.backend(speculative_num_draft_tokens=2)
+    plain, lens = engine.backend(speculative_num_draft_tokens=2), [70, 9000]
 
-    assert torch.equal(_lens(engine, steered, [70], mode), _lens(engine, plain, [70], mode))
-    assert captured.asked == []
+    assert torch.equal(_lens(engine, steered, lens, mode), _lens(engine, plain, lens, mode))
+    assert bool(captured.asked) == (mode == "TARGET_VERIFY")
 
 
 def test_a_batch_size_keeps_its_answer(engine: Engine) -> None:

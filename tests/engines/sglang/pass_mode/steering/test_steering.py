@@ -129,18 +129,6 @@ def test_what_was_not_measured_is_the_engines_by_the_tables_kernel() -> None:
     assert _fastest(_steering(only), [8192], [128]) is TABLE  # not compared: it is the same there
 
 
-@pytest.mark.parametrize(
-    ("kernel_us", "expected"),
-    [(120_000.0, ENGINE), (99_010.0, ENGINE), (98_990.0, TABLE), (60_000.0, TABLE)],
-)
-def test_the_tables_kernel_is_taken_where_it_is_faster_by_a_percent(
-    kernel_us: float, expected: PassMode
-) -> None:
-    measured = times(engine={(128, 20000): 1e5}, table_kernel={(128, 20000): kernel_us})
-
-    assert _fastest(_steering(measured), [8192], [128]) is expected
-
-
 def test_the_fastest_of_all_ways_is_taken() -> None:
     measured = times(
         engine={(128, 20000): 1e5}, table_kernel={(128, 20000): 6e4},
@@ -161,16 +149,19 @@ def test_the_tables_kernel_once_disabled_leaves_sglangs_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode_us", "expected"),
+    ("mode", "pass_us", "expected"),
     [
-        (100_000.0 * (1 - MARGIN) + 10, ENGINE),
-        (100_000.0 * (1 - MARGIN) - 10, DECODE),
-        (100_000.0, ENGINE),
+        (TABLE, 120_000.0, ENGINE), (TABLE, 99_010.0, ENGINE), (TABLE, 98_990.0, TABLE),
+        (DECODE, 100_000.0, ENGINE), (DECODE, 100_000.0 * (1 - MARGIN) + 10, ENGINE),
+        (DECODE, 100_000.0 * (1 - MARGIN) - 10, DECODE), (TABLE, 60_000.0, TABLE),
     ],
-)
-def test_another_way_must_be_faster_by_the_margin(decode_us: float, expected: PassMode) -> None:
-    own = {(128, 20000): 100_000.0}
-    measured = times(engine=own, table_kernel=own, decode_graph={(256, 20000): decode_us})
+)  # fmt: skip
+def test_another_way_must_be_faster_by_its_margin(
+    mode: PassMode, pass_us: float, expected: PassMode
+) -> None:
+    """The table's kernel by a percent."""
+    own, at = {(128, 20000): 100_000.0}, (256 if mode is DECODE else 128, 20000)
+    measured = times(**{"engine": own, "table_kernel": own, mode: {at: pass_us}})
 
     assert _fastest(_steering(measured), [8192], [128]) is expected
 
@@ -323,23 +314,25 @@ def test_passes_by_other_kernels_than_the_tables_are_logged_as_well() -> None:
         assert _flags(steered) == {"_nsa_tune_prefill", MADE_UP}
 
 
-ASKS_FOR_MORE = {
-    "return_logprob": True,
-    "capture_hidden_mode": Hidden.LAST,
-    "return_pooled_hidden_states": True,
-    "input_embeds": torch.zeros(1),
-    "replace_embeds": torch.zeros(1),
-    "mm_inputs": [None, object()],
-    "spec_info": object(),
-    "global_num_tokens_cpu": [128, 128],
-    "multi_item_delimiter_indices": [torch.zeros(1)],
-    "rids_int": torch.zeros(1),
-}
-
-
-@pytest.mark.parametrize("name", ASKS_FOR_MORE)
-def test_rows_run_nothing_that_asks_for_more_than_last_tokens(name: str) -> None:
-    extend = batch([8192], [128], **{name: ASKS_FOR_MORE[name]})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"return_logprob": True},
+        {"capture_hidden_mode": Hidden.LAST},
+        {"return_pooled_hidden_states": True},
+        {"input_embeds": torch.zeros(1)},
+        {"replace_embeds": torch.zeros(1)},
+        {"mm_inputs": [None, object()]},
+        {"spec_info": object()},
+        {"global_num_tokens_cpu": [128, 128]},
+        {"multi_item_delimiter_indices": [torch.zeros(1)]},
+        {"rids_int": torch.zeros(1)},
+        {"forward_mode": Mode.DECODE},
+        {"forward_mode": Mode.MIXED},
+    ],
+)
+def test_rows_run_prefills_that_ask_for_no_more_than_last_tokens(changes: dict[str, Any]) -> None:
+    extend = batch([8192], [128], **changes)
 
     assert _run(_steering(), extend)[1] == [extend]
 
@@ -390,13 +383,6 @@ def test_a_dense_graph_gets_no_sequence_without_tokens() -> None:
 
     assert way([64, 128], [64, 64]) is DENSE_MLA
     assert way([64, 64, 128], [0, 64, 64]) is ENGINE
-
-
-@pytest.mark.parametrize("changes", [{"forward_mode": Mode.DECODE}, {"forward_mode": Mode.MIXED}])
-def test_other_passes_than_prefills_are_left_alone(changes: dict[str, Any]) -> None:
-    other = batch([8192], [128], **changes)
-
-    assert _run(_steering(), other)[1] == [other]
 
 
 @settings(max_examples=60, deadline=None)
@@ -540,18 +526,17 @@ def test_ranks_give_up_what_rank_0_has_found_and_at_the_same_pass() -> None:
     steered = _steering(ranks=ranks)
     monitor = _monitored(steered)
     monitor.losing = frozenset({DENSE})
-    ranks.told = frozenset({DECODE})
-    modes = [
-        _run(steered, batch([8192], [128]))[1][0].forward_mode for _ in range(module._TOGETHER + 1)
-    ]
 
+    def served(count: int) -> list[Mode]:
+        return [_run(steered, batch([8192], [128]))[1][0].forward_mode for _ in range(count)]
+
+    ranks.told = frozenset({DECODE})
+    modes = served(module._TOGETHER + 1)
     assert modes == [Mode.DECODE] * (module._TOGETHER - 1) + [Mode.EXTEND] * 2
     assert monitor.disabled == {DECODE}
 
     ranks.told = frozenset()
-    modes = [
-        _run(steered, batch([8192], [128]))[1][0].forward_mode for _ in range(module._TOGETHER)
-    ]
+    modes = served(module._TOGETHER)
     assert modes == [Mode.EXTEND] * (module._TOGETHER - 2) + [Mode.DECODE] * 2
 
 
