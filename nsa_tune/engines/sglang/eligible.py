@@ -286,9 +286,11 @@ ROWS: tuple[Row, ...] = (
     ),
     # A graph's code runs anew in each pass.
     _row("`--debug-cuda-graph`", _argument("debug_cuda_graph"), Part.DENSE, Part.SPARSE),
+    # Over an fp8 pool they are slots for one kernel, and places among the keys read for another.
     _row(
         "selected keys that are returned (`--enable-return-indexer-topk`)",
-        _argument("enable_return_indexer_topk"), Part.DENSE, Part.SPARSE, Part.DECODE_GRAPHS,
+        _argument("enable_return_indexer_topk"),
+        Part.TABLE, Part.DENSE, Part.SPARSE, Part.DECODE_GRAPHS,
     ),
     _row(f"`{LONGEST_DENSE}` below `index_topk`", _keeps_attention_sparse, Part.DENSE),
     _row("an fp8 pool", lambda engine: reads_back(engine.backend), Part.DENSE_MLA),

@@ -164,7 +164,7 @@ _INDEX = {TABLE, PASSES, TOPK}
         ({"startup_weight_load_mode": "overlap"}, {PASSES}),
         ({"startup_weight_load_mode": "sync"}, set()),
         ({"debug_cuda_graph": True}, {DENSE, SPARSE}),
-        ({"enable_return_indexer_topk": True}, {DENSE, SPARSE, DECODE_GRAPHS}),
+        ({"enable_return_indexer_topk": True}, {TABLE, DENSE, SPARSE, DECODE_GRAPHS}),
         ({"spec_algorithm": Speculation.NGRAM}, {DECODE_GRAPHS}),
         ({**EAGLE, "speculative_adaptive": True}, {TABLE, DECODE_GRAPHS}),
         ({**EAGLE, "enable_multi_layer_eagle": True}, {DECODE_GRAPHS}),
