@@ -26,10 +26,6 @@ class Mode(enum.IntEnum):
     DECODE = enum.auto()
     MIXED = enum.auto()
     TARGET_VERIFY = enum.auto()
-    IDLE = enum.auto()
-
-    def is_idle(self) -> bool:
-        return self is Mode.IDLE
 
 
 class Hidden(enum.IntEnum):
@@ -143,10 +139,6 @@ def batch(prefix_lens: Sequence[int], extend_lens: Sequence[int], **changes: Any
         "mm_inputs": None,
         "spec_info": None,
         "global_num_tokens_cpu": None,
-        "original_global_num_tokens_cpu": None,
-        "is_extend_in_batch": False,
-        "can_run_dp_cuda_graph": False,
-        "can_run_dp_breakable_cuda_graph": False,
         "tbo_children": None,
         "tbo_parent_token_range": None,
     }
