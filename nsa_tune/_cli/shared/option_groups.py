@@ -122,8 +122,8 @@ class DispatcherOptions:
     ] = False
     allow_lossy: AllowLossy = ""
 
-    def open(self, *, heads: int | None = None) -> Dispatcher:
-        """The dispatcher, or the one for other local `heads`. A database of `--db` that cannot
+    def open(self) -> Dispatcher:
+        """The dispatcher. A database of `--db` that cannot
         be read is a StoreError: an engine goes on without it, but who names a file on the
         command line means it."""
         if self.database is not None:
@@ -133,7 +133,7 @@ class DispatcherOptions:
             self.database,
             gpu,
             model=model,
-            heads=heads_of(self.heads, model) if heads is None else heads,
+            heads=heads_of(self.heads, model),
             kv_dtype=str(self.kv_dtype),
             strict=self.strict,
             layers=self.layers,
