@@ -303,8 +303,7 @@ def test_the_engines_kernel_is_kept_where_the_tables_was_measured_to_be_slower()
 def test_passes_by_other_kernels_than_the_tables_are_logged_as_well() -> None:
     steered, ways = _steering(), []
     steered._backend._nsa_tune_prefill = SimpleNamespace(
-        note=lambda batch, own, taken: ways.append(taken["pass_mode"]),
-        has_changed=True,
+        has_changed=True, note=lambda batch, own, taken: ways.append(taken["pass_mode"])
     )
     for prefix, new in ((8192, 128), (0, 1200), (8192, 1024), (60000, 128)):
         _run(steered, batch([prefix], [new]))
