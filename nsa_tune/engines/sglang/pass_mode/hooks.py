@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from nsa_tune.engines.sglang import attempt, last_start, say_once
@@ -25,13 +24,12 @@ def around_forward(
 ) -> Any:
     """The hook around `ModelRunner._forward_raw`, which runs a pass."""
     steering: Steering | None = runner.__dict__.get(STEERING)
-    if steering is None:
+    if steering is None or named:
         return original(runner, forward_batch, *rest, **named)
-    forward = partial(original, **named) if named else original
     if paused():
         steering.passed()
-        return forward(runner, forward_batch, *rest)
-    return steering.forward(Forward(forward, runner, forward_batch, rest))
+        return original(runner, forward_batch, *rest)
+    return steering.forward(Forward(original, runner, forward_batch, rest))
 
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:

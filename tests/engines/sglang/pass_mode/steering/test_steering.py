@@ -560,18 +560,6 @@ def test_ranks_that_see_a_pause_at_different_passes_wait_for_each_other_at_the_s
     assert waited == [module._TOGETHER - 1, 2 * module._TOGETHER - 1]
 
 
-def test_a_pass_whose_arguments_are_named_is_steered_too() -> None:
-    seen: list[Any] = []
-    own, runner = original(seen), SimpleNamespace(**{STEERING: _steering()})
-
-    def forward(runner: Any, extend: Any, pp_proxy_tensors: str) -> Any:
-        return own(runner, extend, pp_proxy_tensors)
-
-    around_forward(forward, runner, batch([8192], [128]), pp_proxy_tensors="pp")
-
-    assert [one.forward_mode for one in seen] == [Mode.DECODE]
-
-
 pass_times = st.lists(
     st.builds(
         PassTime, st.sampled_from(PassMode), st.sampled_from(SIZES + ROWS),
