@@ -62,7 +62,11 @@ class Check:
 
 
 def read_checks(path: Path) -> list[Check]:
-    """Every check in the database `path`, the oldest first; none in one of an older schema."""
+    """Every check in the database `path`, the oldest first; none in one of an older schema.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     with reading(path) as (connection, version):
         rows = connection.execute(_CHECKS) if version >= _SINCE else ()
         return [Check(*checked(_CHECK, row)) for row in rows]

@@ -121,8 +121,12 @@ def _damaged(path: Path, error: Exception) -> StoreCorrupt:
 
 
 def check_regular_file(path: Path) -> None:
-    """Pass when `path` is a file; StoreMissing when there is nothing, and StoreError when it is
-    a directory or a device, or may not be looked at."""
+    """Pass when `path` is a file.
+
+    Raises:
+        StoreMissing: when there is nothing.
+        StoreError: when it is a directory or a device, or may not be looked at.
+    """
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -140,8 +144,12 @@ def check_regular_file(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
-    """A connection that cannot change `path`, with one view of it whatever a tuner adds
-    meanwhile, and the schema of the database; 0 when it is empty."""
+    """A connection that cannot change `path`, with one view of it whatever a tuner adds meanwhile,
+    and the schema of the database; 0 when it is empty.
+
+    Raises:
+        StoreError: when it cannot be read, or its reader meets what nsa-tune does not write.
+    """
     check_regular_file(path)
     with store_errors(path), damage_errors(path), closing(connect_read_only(path)) as connection:
         connection.execute("BEGIN")
@@ -209,8 +217,12 @@ def _has_log(path: Path) -> bool:
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The schema of an open database; 0 when it is empty, StoreError when it is not nsa-tune's,
-    or of a newer version."""
+    """The schema of an open database; 0 when it is empty.
+
+    Raises:
+        StoreNewer: when this version does not know the schema.
+        StoreCorrupt: when the database is not nsa-tune's.
+    """
     kinds = dict(connection.execute("SELECT name, type FROM sqlite_master"))
     if not kinds:
         return 0

@@ -20,7 +20,12 @@ from nsa_tune.db.text_table import format_row, format_table, read_text
 
 
 def write_text(table: Table, path: Path) -> None:
-    """Write `table` to `path`, whole or not at all; floats keep 4 significant digits."""
+    """Write `table` to `path`, whole or not at all; floats keep 4 significant digits.
+
+    Raises:
+        UsageError: when `path` has no name.
+        StoreReadOnly: when the file cannot be written.
+    """
     if not path.name:
         raise UsageError(f"{str(path)!r} names no file to write the table to")
     # Of its own: two that write the same file must not take each other's draft.
@@ -35,8 +40,12 @@ def write_text(table: Table, path: Path) -> None:
 
 
 def import_text(store: Store, path: Path) -> int:
-    """As `merge`, without rows that are in `store` with the same rounded values: a text table
-    that came from it may have lost the times of its rows. How many are new."""
+    """As `merge`, without rows that are in `store` with the same rounded values: a text table that
+    came from it may have lost the times of its rows. How many are new.
+
+    Raises:
+        StoreError: when the file cannot be read, or the database not written.
+    """
     table = read_text(path)
     try:
         known = {format_row(measurement) for measurement in store.table(table.key).measurements}
@@ -64,6 +73,9 @@ def merge(store: Store, path: Path) -> Merged:
 
     Of each cell the newest measurement counts, wherever it comes from, and of each limit the newest
     value. Checks are taken over.
+
+    Raises:
+        StoreError: when `path` cannot be read, or the database not written.
     """
     if path.exists() and store.path.exists() and path.samefile(store.path):
         raise StoreError(f"{path} is the database that is merged into; give other files")

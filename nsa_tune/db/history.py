@@ -85,6 +85,9 @@ def read_histories(path: Path) -> list[History]:
     """What `path` holds, a database or a text table; keys without a run are left out.
 
     The measurements of a text table that has no ages count as taken when its newest was.
+
+    Raises:
+        StoreError: when it cannot be read.
     """
     if path.suffix == ".tsv":
         return [history_of(read_text(path), {"merged": "text"})]

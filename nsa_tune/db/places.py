@@ -2,8 +2,7 @@
 
 The order is: the database named by the caller, NSA_TUNE_DB, the user's data directory
 (XDG_DATA_HOME), the site's (XDG_DATA_DIRS), then the tables that ship with the package. Where the
-first two are addresses, the copies in the user's cache folder (XDG_CACHE_HOME) are read. A wrong
-address, or a variable NSA_TUNE_... that means nothing, is a UsageError.
+first two are addresses, the copies in the user's cache folder (XDG_CACHE_HOME) are read.
 """
 
 from __future__ import annotations
@@ -38,6 +37,11 @@ def default_database() -> Path:
 
     A user id without a home directory, as clusters have them, gets a private directory under the
     system's temporary one, with a warning.
+
+    Raises:
+        UsageError: when NSA_TUNE_DB is an address, and a wrong one.
+        StoreError: when that directory is there, but belongs to somebody else, or when NSA_TUNE_DB
+            is an address from which nothing could ever be fetched.
     """
     named = os.environ.get("NSA_TUNE_DB")
     if named and address_in(named) is not None:
@@ -46,7 +50,11 @@ def default_database() -> Path:
 
 
 def database_to_write() -> Path:
-    """The same, or the user's database, with a warning, where NSA_TUNE_DB is an address."""
+    """The same, or the user's database, with a warning, where NSA_TUNE_DB is an address.
+
+    Raises:
+        UsageError, StoreError: as `default_database`.
+    """
     named = os.environ.get("NSA_TUNE_DB")
     address = address_in(named) if named else None
     if address is None:
@@ -168,9 +176,14 @@ def fetched_from(
     place: str | Path, wanted: Wanted | None = None, *, again: bool = False
 ) -> Fetched | None:
     """What the address `place` came to; None where it is a path. Its server is asked once a
-    process, or now with `again`; a service only for the tables that are `wanted`, or for those
-    of other GPUs where it has none of this one. What comes replaces the copy only if these can
-    be read."""
+    process, or now with `again`; a service only for the tables that are `wanted`, or for those of
+    other GPUs where it has none of this one. What comes replaces the copy only if these can be
+    read.
+
+    Raises:
+        UsageError: when it is no address, though it begins like one, or a variable NSA_TUNE_...
+            means nothing.
+    """
     address = address_in(place)
     if address is None:
         return None
@@ -187,14 +200,22 @@ def fetched_from(
 
 
 def ask_again(wanted: Wanted) -> Fetched | None:
-    """Ask the server of NSA_TUNE_DB anew for what is `wanted`; None where that is no address."""
+    """Ask the server of NSA_TUNE_DB anew for what is `wanted`; None where that is no address.
+
+    Raises:
+        UsageError: as `fetched_from`.
+    """
     named = os.environ.get("NSA_TUNE_DB")
     return fetched_from(named, wanted, again=True) if named else None
 
 
 def local(place: Path, wanted: Wanted | None = None, *, again: bool = False) -> Path:
-    """The file that stands for `place`: the copy of an address, else itself; StoreError where
-    there is none."""
+    """The file that stands for `place`: the copy of an address, else itself.
+
+    Raises:
+        UsageError: as `fetched_from`.
+        StoreError: when it is an address of which there is no copy.
+    """
     served = fetched_from(place, wanted, again=again)
     if served is None:
         return place

@@ -1,8 +1,7 @@
 """Reading the tables in one file, a database or a text table, without changing it.
 
 Needs the standard library only. The file may be anybody's: each value's type is checked before the
-value is used, so that a file is read or refused with one sentence, a StoreError. A ValueError of
-what reads an open database becomes one in `reading`.
+value is used, so that a file is read or refused with one sentence.
 """
 
 from __future__ import annotations
@@ -83,7 +82,11 @@ class Wanted(NamedTuple):
 
 
 def keys_in(path: Path) -> list[Key]:
-    """The keys of the tables in the file `path`; no measurement is read."""
+    """The keys of the tables in the file `path`; no measurement is read.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     if path.suffix == ".tsv":
         return [read_key(path)]
     with reading(path) as (connection, version):
@@ -92,7 +95,11 @@ def keys_in(path: Path) -> list[Key]:
 
 
 def stored_in(path: Path, wanted: Wanted) -> list[StoredTable]:
-    """The tables in the file `path` that are `wanted`; a database's measurements are read later."""
+    """The tables in the file `path` that are `wanted`; a database's measurements are read later.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     if path.suffix == ".tsv":
         if not wanted.matches(read_key(path)):
             return []
@@ -108,15 +115,23 @@ def stored_in(path: Path, wanted: Wanted) -> list[StoredTable]:
 
 
 def tables_in(path: Path, wanted: Filter | None = None) -> list[Table]:
-    """Every table in the file `path`, or those that are `wanted`, in the order of their keys."""
+    """Every table in the file `path`, or those that are `wanted`, in the order of their keys.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     if path.suffix != ".tsv":
         return read_database(path, wanted)
     return [read_text(path)] if wanted is None or wanted.matches(read_key(path)) else []
 
 
 def newest_in(path: Path, wanted: Wanted | None = None) -> str:
-    """When the newest of the `wanted` tables in the file `path` was measured last; "" where
-    there is none, StoreError where one of them cannot be read."""
+    """When the newest of the `wanted` tables in the file `path` was measured last; "" where there
+    is none.
+
+    Raises:
+        StoreError: when it is no table or database, or one of these tables cannot be read.
+    """
     if path.suffix == ".tsv":
         table = read_text(path)
         return table.measured_at if wanted is not None and wanted.matches(table.key) else ""
@@ -139,6 +154,11 @@ def read_database(path: Path, wanted: Filter | None = None) -> list[Table]:
 
     Of several measurements of one arm on one batch the newest counts. Keys without a measurement
     are left out.
+
+    Raises:
+        StoreMissing: when there is no such file.
+        StoreNewer: when a newer nsa-tune wrote it.
+        StoreCorrupt: when it is no database of nsa-tune, or damaged.
     """
     with reading(path) as (connection, version):
         keys = wanted_keys(connection, wanted) if version else []
@@ -147,8 +167,11 @@ def read_database(path: Path, wanted: Filter | None = None) -> list[Table]:
 
 
 def table_in(path: Path, key: Key) -> Table:
-    """The table of `key` in the database `path`, perhaps without measurements; StoreMissing
-    without such a key."""
+    """The table of `key` in the database `path`, perhaps without measurements.
+
+    Raises:
+        StoreError: when it cannot be read, or has no such key.
+    """
     with reading(path) as (connection, version):
         for number, other in wanted_keys(connection) if version else []:
             if other == key:
@@ -159,8 +182,12 @@ def table_in(path: Path, key: Key) -> Table:
 def wanted_keys(
     connection: sqlite3.Connection, wanted: Filter | None = None
 ) -> Iterator[tuple[int, Key]]:
-    """(number, key) of each key that is `wanted`, or of all. What a caller computes for one of
-    them has a budget of its own."""
+    """(number, key) of each key that is `wanted`, or of all. What a caller computes for one of them
+    has a budget of its own.
+
+    Raises:
+        ValueError: when a key is not what nsa-tune writes.
+    """
     rows = connection.execute(KEYS).fetchmany(MOST_KEYS + 1)
     if len(rows) > MOST_KEYS:
         raise ValueError(f"more than {MOST_KEYS} keys")
@@ -175,7 +202,11 @@ def table_of(
     version: int = SCHEMA_VERSION,
 ) -> Table:  # fmt: skip
     """The newest measurements of the key with this `number` in an open database of the schema
-    `version`, perhaps none."""
+    `version`, perhaps none.
+
+    Raises:
+        ValueError: when a row is not what nsa-tune writes.
+    """
     rows = _newest_rows(connection, number, version)
     newest = max((row[_TIME] for row in rows), default="")
     measurements = tuple(checked_measurement(*row[:_TIME]) for row in rows)
@@ -234,7 +265,11 @@ def _head_of(
 def limits_of(
     connection: sqlite3.Connection, number: int, version: int = SCHEMA_VERSION
 ) -> dict[str, int]:
-    """The limits that probes found under the key with this `number`, the newest of each name."""
+    """The limits that probes found under the key with this `number`, the newest of each name.
+
+    Raises:
+        ValueError: when a row is not what nsa-tune writes.
+    """
     rows = connection.execute(_LIMITS, [number]) if version >= LIMITS_SINCE else ()
     return {text_of(name): count_of(value) for name, value in rows}
 

@@ -1,7 +1,4 @@
-"""Runs in a database, read-only: what is going on now, and what one run measured.
-
-An empty database is NoTunedData.
-"""
+"""Runs in a database, read-only: what is going on now, and what one run measured."""
 
 from __future__ import annotations
 
@@ -81,14 +78,24 @@ def _measured(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
 
 
 def state_of(path: Path) -> tuple[int, int, int]:
-    """Numbers that change whenever something is stored; cheap enough to poll every second."""
+    """Numbers that change whenever something is stored; cheap enough to poll every second.
+
+    Raises:
+        StoreError: when the database cannot be read.
+        NoTunedData: when it is empty.
+    """
     with _measured(path) as (connection, _):
         newest, runs, ended = connection.execute(_STATE).fetchone()
         return count_of(newest), count_of(runs), count_of(ended)
 
 
 def runs_of(path: Path, most: int = 20) -> list[Run]:
-    """The newest runs, the newest first."""
+    """The newest runs, the newest first.
+
+    Raises:
+        StoreError: when the database cannot be read.
+        NoTunedData: when it is empty.
+    """
     with _measured(path) as (connection, _):
         return [Run(*checked(_RUN, row)) for row in connection.execute(_RUNS, [most])]
 
@@ -106,7 +113,12 @@ _MEASURED = (count_of, text_of, text_of, text_of, text_of, number_of, text_of, t
 
 
 def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newest]:
-    """The measurements stored last, or the failures among them, the newest first."""
+    """The measurements stored last, or the failures among them, the newest first.
+
+    Raises:
+        StoreError: when the database cannot be read.
+        NoTunedData: when it is empty.
+    """
     ok = str(Status.OK) if failed else ""
     with _measured(path) as (connection, _):
         rows = connection.execute(_NEWEST, [ok, ok, most])
@@ -114,8 +126,12 @@ def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newes
 
 
 def run_table(path: Path, number: int) -> Table:
-    """What run `number` measured, as a table of its own; NoTunedData when there is no such run,
-    or it measured nothing."""
+    """What run `number` measured, as a table of its own.
+
+    Raises:
+        StoreError: when the database cannot be read.
+        NoTunedData: when there is no such run, or it measured nothing.
+    """
     with _measured(path) as (connection, version):
         of_run = connection.execute("SELECT key_id FROM runs WHERE id = ?", [number]).fetchall()
         query = _OF_RUN.format(columns=measurement_columns(version))

@@ -19,9 +19,14 @@ def find(
     db: Path | None, wanted: Wanted, asked: Wanted | None = None
 ) -> Iterator[list[StoredTable]]:
     """The tables that are `wanted`, newest first, from one source after the other that has any.
+
     The shipped tables together are one source. A source that cannot be read is skipped, with a
-    warning if it is there, unless it is `db`. Whether a measurement succeeded is not asked. With
-    `asked`, a service's answer for that is searched."""
+    warning if it is there. Whether a measurement succeeded is not asked. With `asked`, a service's
+    answer for that is searched.
+
+    Raises:
+        StoreError: when `db` is given and cannot be read.
+    """
     for places in grouped_sources(db, asked or wanted):
         tables = [table for path in places for table in _stored(path, wanted, path == db)]
         if tables:

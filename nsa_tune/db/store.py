@@ -69,7 +69,14 @@ class Store(AbstractContextManager["Store"]):
     @classmethod
     def open(cls, path: Path) -> Self:
         """The database at `path`, made where there is none, for reading and writing, migrated to
-        the newest schema. A StoreError leaves it as it is."""
+        the newest schema.
+
+        Raises:
+            StoreReadOnly: when it, or its directory, cannot be written.
+            StoreNewer: when a newer nsa-tune wrote it.
+            StoreCorrupt: when it is not nsa-tune's, or damaged. It is left as it is.
+            StoreError: when it is locked, or the disk is full.
+        """
         try:
             check_regular_file(path)
         except StoreMissing:
@@ -139,6 +146,9 @@ class Store(AbstractContextManager["Store"]):
         What then counts for each cell is the newest of both, in whatever order and however often
         histories are added. Of two that were taken at the same time it is the greater by
         `order_of`.
+
+        Raises:
+            StoreCorrupt: when the table would be larger than any that is read; nothing is added.
         """
         with self._writing():
             number = self._id_of_key(history.key)
@@ -242,8 +252,12 @@ class Store(AbstractContextManager["Store"]):
         return None if row is None else int(row[0])
 
     def table(self, key: Key) -> Table:
-        """The newest measurements under `key`; none yet when a run has only begun, NoTunedData
-        when none ever did."""
+        """The newest measurements under `key`; none yet when a run has only begun.
+
+        Raises:
+            NoTunedData: when no run of this key ever began.
+            StoreCorrupt: when a row is not what nsa-tune writes.
+        """
         with self._reading():
             number = self._key_number(key)
             if number is None:

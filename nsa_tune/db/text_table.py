@@ -78,8 +78,11 @@ def checked_measurement(
     low_us: object, high_us: object, samples: object, error: object, reason: object,
     discarded: object = 0, pass_us: object = None,
 ) -> Measurement:  # fmt: skip
-    """The measurement of one stored row; ValueError when a value is not of its kind, or a
-    successful one has no usable latency."""
+    """The measurement of one stored row.
+
+    Raises:
+        ValueError: when a value is not of its kind, or a successful one has no usable latency.
+    """
     if not (type(point) is type(batch) is type(arm) is type(reason) is str):
         raise ValueError("point, batch, arm and reason must be text")
     outcome = _STATUSES.get(status) if isinstance(status, str) else None
@@ -100,8 +103,11 @@ def checked_measurement(
 
 
 def check_sequences(batches: Iterable[str]) -> None:
-    """Pass when `batches`, the batches of one table as words, have no more sequences than fit;
-    ValueError when they have."""
+    """Pass when `batches`, the batches of one table as words, have no more sequences than fit.
+
+    Raises:
+        ValueError: when they have.
+    """
     total = 0
     for word in {*batches}:
         total += 1 + word.count(",")
@@ -181,7 +187,11 @@ def _age_us(newest: str, time: str) -> int:
 
 
 def _time(text: str) -> datetime:
-    """The time in `text`; ValueError when it names no zone."""
+    """The time in `text`, which names its zone.
+
+    Raises:
+        ValueError: when it does not.
+    """
     time = datetime.fromisoformat(text)
     if time.utcoffset() is None:
         raise ValueError(f"{text!r} does not name its time zone")
@@ -244,8 +254,13 @@ def _natural(text: str) -> tuple[list[str | tuple[int, str]], str]:
 
 
 def read_text(path: Path) -> Table:
-    """The table in the text file `path`; StoreError when it is none or damaged, which names the
-    line."""
+    """The table in the text file `path`.
+
+    Raises:
+        StoreMissing: when there is no such file.
+        StoreNewer: when a newer nsa-tune wrote it.
+        StoreCorrupt: when it is no table, or damaged; names the line.
+    """
     data = _bytes(path)
     lines = _lines(data, path)
     table = _read(_Head.of(lines, path), lines, path)
@@ -286,7 +301,11 @@ def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
 
 
 def read_key(path: Path) -> Key:
-    """The key of the table in `path`, from its first lines alone."""
+    """The key of the table in `path`, from its first lines alone.
+
+    Raises:
+        StoreError: as `read_text`.
+    """
     return _Head.of(_lines(_bytes(path, key_only=True), path), path).key
 
 
@@ -311,7 +330,11 @@ def _bytes(path: Path, *, key_only: bool = False) -> bytes:
 
 
 def _check_content(data: bytes, path: Path) -> None:
-    """Pass when the content is what the file says, or it says nothing; else StoreCorrupt."""
+    """Pass when the content is what the file says, or it says nothing.
+
+    Raises:
+        StoreCorrupt: when it is not.
+    """
     line = _CONTENT_LINE.search(data)
     if line is None:
         return
@@ -397,8 +420,11 @@ class _Head:
 
     def times(self, cells: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
         """When each row was measured that is older than the newest; `cells` are all, in order.
-        ValueError when the ages are not of so many rows, OverflowError for a time before the
-        year 1."""
+
+        Raises:
+            ValueError: when the ages are not of so many rows, or no ages.
+            OverflowError: when a time would be before the year 1.
+        """
         if _AGES not in self.facts:
             return {}
         ages: list[int] = []

@@ -20,9 +20,14 @@ _LONGEST_LINE = 2**16
 
 
 def push_log(service: Client, path: Path) -> int:
-    """Send the decision log `path`; how many of its decisions were new to the service. It may be
-    sent again when it has grown: its pieces begin at the same lines, so that the service knows
-    what it has counted."""
+    """Send the decision log `path`; how many of its decisions were new to the service.
+
+    It may be sent again when it has grown: its pieces begin at the same lines, so that the service
+    knows what it has counted.
+
+    Raises:
+        StoreError: when the log cannot be read, or the service does not take it.
+    """
     return sum(_posted(service, "/v1/decisions", piece, "decisions") for piece in _pieces(path))
 
 
@@ -63,7 +68,11 @@ def findings_of(check: Check, key: Key) -> Iterator[dict[str, Any]]:
 
 
 def push_table(service: Client, table: Table) -> int:
-    """Send `table` as text; how many of its measurements were new to the service."""
+    """Send `table` as text; how many of its measurements were new to the service.
+
+    Raises:
+        StoreError: when the service does not take it.
+    """
     return _posted(service, "/v1/tables", format_table(table).encode(), "added")
 
 

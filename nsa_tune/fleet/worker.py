@@ -75,10 +75,15 @@ class WorkerRequest:
 def work(
     client: Client, request: WorkerRequest, told: Callable[[str], None], progress: Progress
 ) -> int:
-    """Do jobs until there are none, or for ever; how many. `told` gets a sentence for each thing
-    that happens. MachineUnfit without such a device, or with a clock that differs from the
-    service's; Refused when the service refuses this worker, or is away for long. When
-    interrupted, what was measured is pushed and the job given back."""
+    """Do jobs until there are none, or for ever; how many.
+
+    `told` gets a sentence for each thing that happens.
+
+    Raises:
+        MachineUnfit: when there is no such device, or the clock differs from the service's.
+        Refused: when the service refuses this worker, or is away for long.
+        KeyboardInterrupt: when interrupted. What was measured is pushed, and the job given back.
+    """
     check_device(request.device)
     here = _Here.of(request.device)
     _check_clock(client.answer("GET", "/healthz").date)
@@ -109,8 +114,11 @@ def _claimed(client: Client, request: WorkerRequest, here: _Here) -> _Job | None
 
 
 def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker reads of a job; LookupError or TypeError when something lacks, or is of
-    another kind."""
+    """What a worker reads of a job.
+
+    Raises:
+        LookupError, TypeError: when something lacks, or is of another kind.
+    """
     facts = {name: job[name] for name in _FACTS} | {"points": tuple(job["points"])}
     for name, kinds in _FACTS.items():
         if type(facts[name]) not in kinds:
@@ -121,8 +129,11 @@ def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_clock(date: str) -> None:
-    """Times of measurement decide which rows count: MachineUnfit when this clock is far from the
-    service's, whose answer has the header `date`."""
+    """Times of measurement decide which rows count.
+
+    Raises:
+        MachineUnfit: when this clock is far from the service's, whose answer has the header `date`.
+    """
     try:
         ahead_s = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
     except (TypeError, ValueError):

@@ -35,9 +35,14 @@ class Address:
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """The address that `text` is; UsageError, which repeats no password, when it is none.
-        `#sha256=HEX` behind it says what the content must be. Without a path it means a
-        service's database."""
+        """The address that `text` is.
+
+        `#sha256=HEX` behind it says what the content must be. Without a path it means a service's
+        database.
+
+        Raises:
+            UsageError: when it is none; the message does not repeat a password.
+        """
         try:
             parts = urlsplit(text)
             host, _ = parts.hostname, parts.port
@@ -80,8 +85,11 @@ class Address:
 
 
 def address_in(place: str | Path) -> Address | None:
-    """The address that `place` is; None where it is a path, UsageError when it begins like an
-    address and is none."""
+    """The address that `place` is; None where it is a path.
+
+    Raises:
+        UsageError: when it begins like an address and is none.
+    """
     text = str(place)
     begin = _ADDRESS.match(text)
     return None if begin is None else Address.of(f"{begin[1].lower()}://{text[begin.end() :]}")

@@ -110,8 +110,11 @@ def timeout_s() -> float:
 
 
 def token() -> str:
-    """The token in NSA_TUNE_TOKEN, or in the file NSA_TUNE_TOKEN_FILE; "" where there is none;
-    UsageError when it is no token, or others can read the file."""
+    """The token in NSA_TUNE_TOKEN, or in the file NSA_TUNE_TOKEN_FILE; "" where there is none.
+
+    Raises:
+        UsageError: when it is no token, or others can read the file.
+    """
     text = os.environ.get(TOKEN, "").strip() or _token_in(os.environ.get(TOKEN_FILE, ""))
     if text and not _IS_TOKEN.fullmatch(text):
         raise UsageError(f"{TOKEN} is no token: it has letters A to Z, digits and . _ ~ + / = -")
@@ -132,8 +135,14 @@ def _token_in(place: str) -> str:
 
 def download(url: str, shown: str, into: Path, etag: str, seconds: float) -> Answer:
     """Get `url` and write what it has into the new file `into`, unless its ETag is `etag`.
-    `shown` names the server in messages. Refused when it does not answer as it should within
-    `seconds`, OSError when `into` cannot be written."""
+
+    `shown` names the server in messages.
+
+    Raises:
+        Refused: when the server does not answer as it should within `seconds`.
+        UsageError: when NSA_TUNE_TOKEN is no token.
+        OSError: when `into` cannot be written.
+    """
     request = _request("GET", url, token(), None, {"If-None-Match": etag} if etag else {})
     return _exchanged(request, _Server(shown, seconds, f" ({TIMEOUT})"), into)
 
@@ -144,7 +153,11 @@ class Client:
     def __init__(
         self, url: str, token: str, *, patience_s: float = 600.0, timeout_s: float = _SERVICE_S
     ) -> None:
-        """`patience_s` is how long a request is tried again when there is no answer."""
+        """`patience_s` is how long a request is tried again when there is no answer.
+
+        Raises:
+            UsageError: when `url` is no address.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise UsageError(
@@ -164,8 +177,11 @@ class Client:
         return Client(self.url, self._token, patience_s=patience_s, timeout_s=self._server.seconds)
 
     def get(self, path: str) -> bytes:
-        """The body at `path`; Refused when the service refuses, or is away for longer than it is
-        waited for."""
+        """The body at `path`.
+
+        Raises:
+            Refused: when the service refuses, or does not answer for as long as it is waited for.
+        """
         return self.answer("GET", path).body
 
     def document(self, path: str) -> dict[str, Any]:
@@ -200,14 +216,21 @@ class Client:
 
 
 def hasty(url: str) -> Client:
-    """The service at `url`, asked once and within the time that opening a database may take."""
+    """The service at `url`, asked once and within the time that opening a database may take.
+
+    Raises:
+        UsageError: when `url` is no address, or NSA_TUNE_TOKEN no token.
+    """
     return Client(url, token(), patience_s=0, timeout_s=timeout_s())
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Around reading an answer: Refused when it lacks a field, or has another kind of value in
-    it, as another server's has."""
+    """Around reading an answer: another server's has other fields.
+
+    Raises:
+        Refused: when the answer lacks a field, or has another kind of value in it.
+    """
     try:
         yield
     except KeyError as error:

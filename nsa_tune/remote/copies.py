@@ -1,8 +1,7 @@
 """The copies of one address in the user's cache folder, and what was last heard of its server.
 
 Each copy is a file named by its SHA-256, so whoever has opened one goes on with it when another
-process brings the next. `state.json` says which one counts. Both are put in place whole. What
-cannot be written is an OSError.
+process brings the next. `state.json` says which one counts. Both are put in place whole.
 """
 
 from __future__ import annotations
@@ -54,7 +53,11 @@ class Copies:
         self._state = self._folder / "state.json"
 
     def make(self) -> None:
-        """Make the folder, for this user alone."""
+        """Make the folder, for this user alone.
+
+        Raises:
+            OSError: when that cannot be.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def state(self) -> State:
@@ -67,7 +70,11 @@ class Copies:
             return State()
 
     def keep(self, state: State) -> None:
-        """Put `state` in the place of the old one."""
+        """Put `state` in the place of the old one.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
         draft = self.draft()
         try:
             draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
@@ -95,7 +102,11 @@ class Copies:
         return datetime.fromtimestamp(_modified(path), UTC).isoformat(timespec="milliseconds")
 
     def put(self, draft: Path, sha256: str) -> Path:
-        """Make `draft`, whose name ends with its kind, the copy with this SHA-256."""
+        """Make `draft`, whose name ends with its kind, the copy with this SHA-256.
+
+        Raises:
+            OSError: when it cannot be moved.
+        """
         path = draft.with_name(f"{sha256}{draft.suffix}")
         draft.replace(path)
         return path
@@ -135,7 +146,11 @@ class Copies:
 
 
 def remove_beside(path: Path) -> None:
-    """Remove what SQLite leaves beside a database `path` in WAL mode that was read only."""
+    """Remove what SQLite leaves beside a database `path` in WAL mode that was read only.
+
+    Raises:
+        OSError: when that cannot be.
+    """
     for end in ("-wal", "-shm"):
         path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
 

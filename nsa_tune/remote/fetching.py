@@ -61,6 +61,9 @@ def fetched(address: Address, cache: Path | None, check: Check, *, again: bool =
     The copy is what the server sends, if that has the SHA-256 which it promises and `check` lets it
     pass; else the last one that was. It is kept below `cache`, nsa-tune's cache folder; None where
     there is no such place. Processes that ask at the same time get the answer to one request.
+
+    Raises:
+        UsageError: when a variable NSA_TUNE_... means nothing.
     """
     name = f"{address.url}#{address.sha256}"
     if again or name not in _known:
@@ -169,9 +172,12 @@ def _check_sha256(answer: Answer, address: Address) -> None:
 
 
 def _named(draft: Path, address: Address, check: Check, before: str) -> tuple[Path, str]:
-    """`draft` under a name that says what kind of file it is, once `check` lets it pass; and
-    when its newest table was measured. Refused when it does not, or when the tables of the last
-    copy, which was measured `before`, are gone."""
+    """`draft` under a name that says what kind of file it is, once `check` lets it pass; and when
+    its newest table was measured. `before` is that of the last copy.
+
+    Raises:
+        Refused: when it does not, or when the tables of the last copy are gone.
+    """
     named = draft.rename(draft.with_name(f"{draft.name}{suffix_of(draft)}"))
     try:
         newest = check(named)

@@ -61,8 +61,11 @@ def push(
 
 
 def _push_checks(service: Client, tables: TableOptions, database: Path | None) -> None:
-    """Send what the newest check of each table found, where it failed; NsaTuneError at the end
-    when the service refuses some of it."""
+    """Send what the newest check of each table found, where it failed.
+
+    Raises:
+        NsaTuneError: when the service refuses some of it; the rest is sent.
+    """
     found = list(_findings(tables, database))
     refused = 0
     for finding in found:

@@ -113,7 +113,11 @@ def _is_database(file: Path) -> bool:
 
 
 def _only(tables: Sequence[Table]) -> Table:
-    """The one table in `tables`; UsageError with their digests when there are several."""
+    """The one table in `found`.
+
+    Raises:
+        UsageError: when there are several; the message has their digests.
+    """
     if len(tables) > 1:
         digests = ", ".join(table.key.digest for table in tables)
         raise UsageError(f"{len(tables)} tables match; choose one with --key: {digests}")

@@ -27,7 +27,11 @@ UrlOption = Annotated[
 
 
 def client_of(url: str | None, patience_s: float) -> Client:
-    """The service at `url`, or at NSA_TUNE_SERVICE, with the token in NSA_TUNE_TOKEN."""
+    """The service at `url`, or at NSA_TUNE_SERVICE, with the token in NSA_TUNE_TOKEN.
+
+    Raises:
+        UsageError: when one of the two is not there.
+    """
     address, secret = url or os.environ.get(_URL, ""), token()
     if not address:
         raise UsageError(f"give the address of a service, or set {_URL}")

@@ -17,8 +17,11 @@ INTERRUPTED = 130
 
 
 def check_packages(purpose: str) -> None:
-    """Make sure that the packages for measuring are installed, without loading them;
-    ExtraMissing, which says that `purpose` needs one."""
+    """Make sure that the packages for measuring are installed, without loading them.
+
+    Raises:
+        ExtraMissing: when one is not; it says that `purpose` needs it, and how to install it.
+    """
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             raise ExtraMissing.of(purpose, "tune")

@@ -63,8 +63,11 @@ def _row(row: Measurement) -> dict[str, Any]:
 
 @contextmanager
 def events_into(target: str | None) -> Iterator[EventProgress | None]:
-    """Writes events to the file `target`; "-" is stderr, None writes none; UsageError when it
-    cannot be written."""
+    """Writes events to the file `target`; "-" is stderr, None writes none.
+
+    Raises:
+        UsageError: when the file cannot be written.
+    """
     if target is None:
         yield None
     elif target == "-":

@@ -50,7 +50,11 @@ class ExecutorOptions:
 
 def launcher_for(options: ExecutorOptions, request: RunRequest) -> Launcher | None:
     """The launcher of a Ray cluster, without connecting to it; None for devices of this host.
-    UsageError for options that do not go together."""
+
+    Raises:
+        UsageError: for options that do not go together.
+        ExtraMissing: when Ray is not installed.
+    """
     if options.executor is ExecutorKind.LOCAL:
         for name, value in (("--address", options.address), ("--sample", options.sample)):
             if value is not None:

@@ -121,6 +121,11 @@ def _draw(shown: Report, out: Path | None, chart: str) -> None:
 
 
 def _write_file(path: Path, text: str) -> None:
+    """Write `text` to `path`.
+
+    Raises:
+        NsaTuneError: when it cannot be written.
+    """
     try:
         if path.suffix == ".svg":
             path.parent.mkdir(parents=True, exist_ok=True)

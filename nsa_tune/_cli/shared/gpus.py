@@ -34,7 +34,11 @@ def gpus_with_tables(*databases: Path | None) -> list[str]:
 
 def full_name(gpu: str, *databases: Path | None) -> str:
     """The known GPU, or the one with tables, that `gpu` names; of several that with tables.
-    UsageError when it may be several, NoTunedData when it is none."""
+
+    Raises:
+        UsageError: when it may be several.
+        NoTunedData: when it is none.
+    """
     if gpu in detect.KNOWN or gpu == detect.local_device_name():
         return gpu
     tuned = gpus_with_tables(*databases)
@@ -49,8 +53,12 @@ def full_name(gpu: str, *databases: Path | None) -> str:
 
 
 def name_for_job(gpu: str) -> str:
-    """The GPU that is known or has tables that `gpu` names; else `gpu` itself, as a fleet may
-    have GPUs that nobody here knows. UsageError when it may be several."""
+    """The GPU that is known or has tables that `gpu` names; else `gpu` itself, as a fleet may have
+    GPUs that nobody here knows.
+
+    Raises:
+        UsageError: when it may be several.
+    """
     return _one_of(_named(gpu, sorted({*detect.KNOWN, *gpus_with_tables()})), gpu) or gpu
 
 
@@ -76,9 +84,13 @@ def _one_of(named: list[str], text: str) -> str | None:
 def gpu_and_model(
     gpu: str | None, model: str | None, heads: int | None, database: Path | None
 ) -> tuple[str, str]:
-    """The GPU and the model that are meant; what is not given is this machine's. Errors as
-    `full_name`, and HeadsError when nothing is given but `heads` that the default model of a CPU
-    does not have."""
+    """The GPU and the model that are meant; what is not given is this machine's.
+
+    Raises:
+        UsageError: when `gpu` is a part of several names, or when nothing is given but `heads` that
+            the default model of a CPU does not have.
+        NoTunedData: when `gpu` is a part of no name.
+    """
     name = full_name(gpu, database) if gpu else detect.local_device_name()
     meant = model_of(model, name)
     if not (gpu or model) and heads is not None and name.startswith("CPU"):

@@ -79,8 +79,12 @@ class TableOptions:
     ] = None
 
     def filter(self, *databases: Path | None) -> TableFilter:
-        """The filter that these options describe, where `databases` are read. Errors as
-        `full_name`."""
+        """The filter that these options describe, where `databases` are read.
+
+        Raises:
+            UsageError: when --gpu is a part of several names.
+            NoTunedData: when it is a part of none.
+        """
         layout = (
             None if self.kv_dtype is None else str(layout_of(self.kv_dtype, family_of(self.model)))
         )
@@ -123,9 +127,14 @@ class DispatcherOptions:
     allow_lossy: AllowLossy = ""
 
     def open(self) -> Dispatcher:
-        """The dispatcher. A database of `--db` that cannot
-        be read is a StoreError: an engine goes on without it, but who names a file on the
-        command line means it."""
+        """The dispatcher.
+
+        Raises:
+            UsageError: as `Dispatcher.open`.
+            NoTunedData: as `Dispatcher.open`, with `--strict`.
+            StoreError: when the database of `--db` cannot be read. An engine goes on without it,
+                but who names a file on the command line means that file.
+        """
         if self.database is not None:
             reader.keys_in(self.database)
         gpu, model = gpu_and_model(self.gpu, self.model, self.heads, self.database)
@@ -160,4 +169,9 @@ class BatchOptions:
     ] = False
 
     def described(self) -> Batch:
+        """The batch.
+
+        Raises:
+            BatchError: when the word is none.
+        """
         return replace(Batch.parse(self.batch), captured=self.captured)

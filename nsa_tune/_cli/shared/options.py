@@ -116,7 +116,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 
 
 def names_of(option: str, text: str) -> tuple[str, ...]:
-    """The comma-separated names in `text`; none for "all", UsageError when one is empty."""
+    """The comma-separated names in `text`; none for "all".
+
+    Raises:
+        UsageError: when a name is empty.
+    """
     if text == "all":
         return ()
     names = tuple(name.strip() for name in text.split(","))
@@ -141,8 +145,11 @@ def heads_of(heads: int | None, model: str) -> int:
 
 
 def share_of(option: str, text: str) -> float:
-    """The number that `text` stands for: 0.05 for both ``5%`` and ``0.05``. UsageError when it
-    is not a number from 0 % to below 100 %."""
+    """The number that `text` stands for: 0.05 for both ``5%`` and ``0.05``.
+
+    Raises:
+        UsageError: when it is not a number, or not from 0 % to below 100 %.
+    """
     number = text.strip()
     try:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
@@ -154,7 +161,11 @@ def share_of(option: str, text: str) -> float:
 
 
 def duration(option: str, text: str | None) -> float | None:
-    """Seconds of a text like 2s or 30ms; UsageError when it is none."""
+    """Seconds of a text like 2s or 30ms.
+
+    Raises:
+        UsageError: when it is none.
+    """
     if text is None:
         return None
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())

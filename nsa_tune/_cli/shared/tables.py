@@ -19,7 +19,11 @@ SHIPPED = "the tables that ship with nsa-tune"
 
 def known_tables(database: Path | None) -> tuple[Path | None, list[Table]]:
     """A file and the tables in it: `database`, or the default one; where there is none yet, None
-    and the tables that ship."""
+    and the tables that ship.
+
+    Raises:
+        StoreError: when the database cannot be read.
+    """
     path = database or places.default_database()
     if database is None and not path.exists() and places.shipped():
         return None, list(map(read_text, places.shipped()))
@@ -27,8 +31,11 @@ def known_tables(database: Path | None) -> tuple[Path | None, list[Table]]:
 
 
 def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> list[Table]:
-    """The tables that the options name, and whose key's digest begins with `digest`; NoTunedData
-    when there is none."""
+    """The tables that the options name, and whose key's digest begins with `digest`.
+
+    Raises:
+        NoTunedData: when there is none.
+    """
     path, known = known_tables(database)
     wanted = tables.filter(database)
     matches = [
@@ -43,8 +50,12 @@ def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> lis
 
 
 def ask_for_choice(tables: TableOptions) -> None:
-    """List the tables that ship, each as the command that reports it, and raise UsageError,
-    where they are all there is and no option chooses any."""
+    """List the tables that ship, each as the command that reports it, where they are all there is
+    and no option chooses any.
+
+    Raises:
+        UsageError: after the list.
+    """
     ships = places.shipped()
     if tables.filter().asked() or any(map(_has_tables, set(places.sources(None)) - {*ships})):
         return

@@ -171,8 +171,13 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a database to the newest schema, each step in one transaction with the row that
-    records it. One that is newer, or not nsa-tune's, is a StoreError, and left as it is."""
+    """Bring a database to the newest schema, each step in one transaction with the row that records
+    it.
+
+    Raises:
+        StoreNewer: when a newer nsa-tune wrote it; nothing is changed then.
+        StoreCorrupt: when it is not nsa-tune's; nothing is changed then.
+    """
     for version, (name, statements) in enumerate(MIGRATIONS, 1):
         if schema_version(connection, path) >= version:
             continue

@@ -1,5 +1,4 @@
-"""Reading JSON that a stranger sent: each value is of its kind and of a bearable length, or it is a
-UsageError."""
+"""Reading JSON that a stranger sent: each value is of its kind and of a bearable length."""
 
 from __future__ import annotations
 
@@ -16,6 +15,11 @@ _MOST_NUMBER = 2**31
 
 
 def parsed(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`.
+
+    Raises:
+        UsageError: when it is none.
+    """
     try:
         document = json.loads(data)
     except (RecursionError, ValueError) as error:
@@ -26,7 +30,11 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def text_in(document: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """The text `name`, without control characters; `default` where it is absent."""
+    """The text `name`, without control characters; `default` where it is absent.
+
+    Raises:
+        UsageError: when it is no such text, or absent and there is no default.
+    """
     value = document.get(name)
     if value is None and default is not None:
         return default
@@ -36,7 +44,11 @@ def text_in(document: Mapping[str, Any], name: str, default: str | None = None) 
 
 
 def number_in(document: Mapping[str, Any], name: str, default: int) -> int:
-    """The whole number `name` from 0; `default` where it is absent."""
+    """The whole number `name` from 0; `default` where it is absent.
+
+    Raises:
+        UsageError: when it is no such number.
+    """
     value = document.get(name, default)
     if type(value) is not int or not 0 <= value < _MOST_NUMBER:
         raise UsageError(f"{name!r} must be a whole number from 0")
@@ -44,7 +56,11 @@ def number_in(document: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def seconds_in(document: Mapping[str, Any], name: str) -> float | None:
-    """The number of seconds `name`; None where it is absent."""
+    """The number of seconds `name`; None where it is absent.
+
+    Raises:
+        UsageError: when it is no such number.
+    """
     value = document.get(name)
     if value is None:
         return None
@@ -54,7 +70,11 @@ def seconds_in(document: Mapping[str, Any], name: str) -> float | None:
 
 
 def names_in(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The list of texts `name`; empty where it is absent."""
+    """The list of texts `name`; empty where it is absent.
+
+    Raises:
+        UsageError: when it is none, or long.
+    """
     value = document.get(name, [])
     if not isinstance(value, list) or len(value) > _MOST_ITEMS:
         raise UsageError(f"{name!r} must be a list of at most {_MOST_ITEMS} names")
@@ -62,8 +82,12 @@ def names_in(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def libraries_in(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
-    """(distribution, version) of each library, sorted, from a JSON object or a list of pairs;
-    None where it is absent."""
+    """(distribution, version) of each library, sorted, from a JSON object or a list of pairs; None
+    where it is absent.
+
+    Raises:
+        UsageError: when it is neither.
+    """
     name = "libraries"
     value = document.get(name)
     if value is None:

@@ -95,8 +95,11 @@ class Service:
         return await _run(self._in_state, lambda: act(*arguments))
 
     async def check(self, act: Callable[[], Result]) -> Result:
-        """What `act` returns, which holds a table or a log in memory; Busy when many wait for
-        that already."""
+        """What `act` returns, which holds a table or a log in memory.
+
+        Raises:
+            Busy: when many wait for that already.
+        """
         if self._checking >= _MOST_CHECKED:
             raise Busy(f"{self._checking} uploads are being checked; send it again")
         self._checking += 1
@@ -131,8 +134,11 @@ class Service:
 
     @contextmanager
     def receiving(self, sender: str) -> Iterator[None]:
-        """Around receiving a large body that the token `sender` sends; Busy when too many are
-        under way."""
+        """Around receiving a large body that the token `sender` sends.
+
+        Raises:
+            Busy: when too many are under way.
+        """
         count = self._receiving[sender]
         if count >= _MOST_BODIES_OF_TOKEN or self._receiving.total() >= _MOST_BODIES:
             raise Busy(f"{count} uploads of token {sender} are under way; send it again")
@@ -144,8 +150,12 @@ class Service:
             self._receiving += Counter()  # without those that are 0
 
     async def upload(self, path: Path) -> Merged:
-        """Add the text table `path`; what it returned is on the disk. UsageError when it is no
-        table that can be used; nothing of it is stored then."""
+        """Add the text table `path`; what it returned is on the disk.
+
+        Raises:
+            UsageError: when it is no table that can be used.
+            StoreError: when it cannot be stored: nothing of it is, then.
+        """
         table = await self.check(lambda: checked(path))
         merged = await _run(self._writing, lambda: merge(self._store, path, table))
         self.metrics.rows.labels("added").inc(merged.added)
@@ -153,7 +163,11 @@ class Service:
         return merged
 
     def metrics_text(self) -> bytes:
-        """What Prometheus reads."""
+        """What Prometheus reads.
+
+        Raises:
+            StoreError: when a database cannot be read.
+        """
         held = self._index.held()
         return self.metrics.text(
             self.jobs.counts(), tables=len(held.entries), measurements=held.measurements,

@@ -162,8 +162,12 @@ class State(AbstractContextManager["State"]):
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Self:
-        """The database at `path`, which only this user may read; StoreMissing when there is none
-        and `create` is false."""
+        """The database at `path`, which only this user may read.
+
+        Raises:
+            StoreMissing: when there is none and `create` is false.
+            StoreError: when it cannot be used, belongs to somebody else, or is something else.
+        """
         try:
             check_regular_file(path)
         except StoreMissing:
@@ -226,8 +230,12 @@ class State(AbstractContextManager["State"]):
 
 
 def _make_private(path: Path) -> None:
-    """Make `path`, or take an existing file of this user, and let nobody else read it: SQLite
-    gives its log the same mode. StoreError when it is a link, or belongs to another user."""
+    """Make `path`, or take an existing file of this user, and let nobody else read it: SQLite gives
+    its log the same mode.
+
+    Raises:
+        StoreError: when it is a link, or belongs to another user.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

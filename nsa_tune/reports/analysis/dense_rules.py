@@ -85,8 +85,11 @@ class DenseAdvice:
 
 def advised(dispatcher: Dispatcher, engine: str) -> DenseAdvice:
     """What the rules of `engine` ("sglang" or "vllm") lose, by the dispatcher's table.
-    UsageError where the engine has another kernel than FlashAttention-3, NoTunedData when the
-    table has no batches with both paths."""
+
+    Raises:
+        UsageError: where the engine has another kernel than FlashAttention-3.
+        NoTunedData: when the table has no batches with both paths.
+    """
     setting = dispatcher.setting
     if setting.device.arch != "sm90":
         raise UsageError(f"dense MLA is advised on for Hopper, not for {setting.device.name}")

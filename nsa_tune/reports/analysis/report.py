@@ -122,8 +122,12 @@ class Report:
 
 
 def build(tables: Iterable[Table], *, points: Mapping[str, Point] = POINTS) -> Report:
-    """The report over `tables`, in their order. StoreCorrupt when one names a KV layout or a
-    batch that does not exist, UnknownName when it is of a model that this version does not know."""
+    """The report over `tables`, in their order.
+
+    Raises:
+        StoreCorrupt: when a table names a KV layout or a batch that does not exist.
+        UnknownName: when a table is of a model that this version does not know.
+    """
     places: SharedPlaces = {}
     sections = tuple(_section(table, points, places) for table in tables)
     return Report(sections, DEFAULT_BASELINE.name)

@@ -41,10 +41,14 @@ class TableFilter:
 
 
 def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
-    """The tables that match `wanted`, newest first, from the first source that has any. Sources
-    are searched in the order of `places.sources`; the shipped tables are one source.
-    NoTunedData, which says what there is instead, when no source has one; StoreError when `db`
-    is given and cannot be read."""
+    """The tables that match `wanted`, newest first, from the first source that has any.
+
+    Sources are searched in the order of `places.sources`; the shipped tables are one source.
+
+    Raises:
+        NoTunedData: when no source has one; the message says what there is instead.
+        StoreError: when `db` is given and cannot be read.
+    """
     known: dict[Key, None] = {}
     for paths in places.grouped_sources(db):
         found: list[Table] = []

@@ -9,8 +9,11 @@ from nsa_tune.reports.charts.theme import THEMES, Spec, picture_theme
 
 
 def as_svg(spec: Spec) -> str:
-    """`spec`, with its data, as SVG text without a background, in the colours of a reader's
-    theme; ExtraMissing without vl-convert."""
+    """`spec`, with its data, as SVG text without a background, in the colours of a reader's theme.
+
+    Raises:
+        ExtraMissing: when vl-convert is not installed.
+    """
     try:
         import vl_convert
     except ModuleNotFoundError:

@@ -87,7 +87,11 @@ class Comparison:
 
 
 def compare(before: Table, after: Table, *, points: Mapping[str, Point] = POINTS) -> Comparison:
-    """What changed from `before` to `after`, two tables of one model, head count and KV layout."""
+    """What changed from `before` to `after`, two tables of one model, head count and KV layout.
+
+    Raises:
+        StoreCorrupt: when a table cannot be read as one of its points.
+    """
     settings = Setting.of(before), Setting.of(after)
     # As plans compare arms: with a layer's share of what is computed once a pass.
     ours, theirs = (

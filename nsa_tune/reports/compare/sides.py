@@ -19,7 +19,12 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 def side_of(word: str, wanted: TableFilter) -> list[Table]:
     """The tables that `word` names: FILE, FILE@DIGEST (or the start of it), or FILE@run:N.
-    NoTunedData when it has no such table, UsageError when N is no number."""
+
+    Raises:
+        StoreError: when the file cannot be read.
+        NoTunedData: when it has no such table.
+        UsageError: when the N of FILE@run:N is not a number.
+    """
     path, chosen = _split(word)
     if chosen.startswith(_RUN):
         number = chosen.removeprefix(_RUN)
@@ -54,9 +59,13 @@ def _split(word: str) -> tuple[Path, str]:
 def pairs_of(
     ours: Sequence[Table], theirs: Sequence[Table], *, across_gpus: bool
 ) -> list[tuple[Table, Table]]:
-    """The pairs of tables with the same model, heads and KV layout (and GPU); NoTunedData
-    without any. UsageError when a side has several tables for one pair, when the GPUs differ and
-    `across_gpus` is false, or when the timing protocols differ."""
+    """The pairs of tables with the same model, heads and KV layout (and GPU).
+
+    Raises:
+        UsageError: when a side has several tables for one pair, when the GPUs differ and
+            `across_gpus` is false, or when the timing protocols differ.
+        NoTunedData: when there is no pair.
+    """
     left, right = (_by_setting(side, across_gpus) for side in (ours, theirs))
     both = [setting for setting in left if setting in right]
     if not both:

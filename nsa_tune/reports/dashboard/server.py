@@ -28,7 +28,11 @@ def config_of(paths: list[Path]) -> uvicorn.Config:
 
 
 def run(config: uvicorn.Config, *, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve on `host` and `port` (0: a free one) until interrupted. `ready` gets the address."""
+    """Serve on `host` and `port` (0: a free one) until interrupted. `ready` gets the address.
+
+    Raises:
+        NsaTuneError: when the address cannot be used.
+    """
     name = host.strip("[]")
     try:
         family = socket.AF_INET6 if ":" in name else socket.AF_INET

@@ -22,7 +22,11 @@ def has_charts() -> bool:
 
 
 def charts_javascript() -> str:
-    """The script that draws charts; ExtraMissing without vl-convert."""
+    """The script that draws charts.
+
+    Raises:
+        ExtraMissing: when vl-convert is not installed.
+    """
     if not has_charts():
         raise ExtraMissing.of("drawing charts", "report")
     return _bundled()

@@ -49,8 +49,11 @@ class Tokens:
         self._state = state
 
     def add(self, name: str, role: Role) -> str:
-        """A new token of this name, which nothing shows again; UsageError when there is one of that
-        name, or it is no name."""
+        """A new token of this name; nothing shows it again.
+
+        Raises:
+            UsageError: when there is one of that name, or it is no name.
+        """
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"{name!r} is no name for a token: use letters, digits and . _ -, at most 64"
@@ -70,8 +73,11 @@ class Tokens:
             return [Token(name, Role(role), created_at) for name, role, created_at in rows]
 
     def revoke(self, name: str) -> None:
-        """Forget the token of this name, which opens nothing from now on; UnknownName when there
-        is none."""
+        """Forget the token of this name: from now on it opens nothing.
+
+        Raises:
+            UnknownName: when there is none.
+        """
         with self._state.writing() as connection:
             count = connection.execute("DELETE FROM tokens WHERE name = ?", [name]).rowcount
         if not count:

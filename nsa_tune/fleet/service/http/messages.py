@@ -33,7 +33,12 @@ _MAX_DOCUMENT = 2**15
 
 
 async def document_in(request: Request) -> dict[str, Any]:
-    """The JSON object in the body; HTTPException when that is too long."""
+    """The JSON object in the body.
+
+    Raises:
+        HTTPException: when the body is too long.
+        UsageError: when it is no JSON object.
+    """
     body = bytearray()
     async for part in _parts(request, _MAX_DOCUMENT):
         body += part
@@ -42,9 +47,14 @@ async def document_in(request: Request) -> dict[str, Any]:
 
 @asynccontextmanager
 async def body_file(request: Request, service: Service, most: int) -> AsyncIterator[Path]:
-    """The body as a file, whose name is that of the sender's token. Busy when too many are
-    received, HTTPException when it is longer than `most` bytes, UsageError when it is not what
-    the hash in its header says."""
+    """The body as a file, whose name is that of the sender's token.
+
+    Raises:
+        Busy: when too many are received.
+        HTTPException: when the body is longer than `most` bytes.
+        UsageError: when it is not what the hash in its header says.
+        OSError: when it cannot be written.
+    """
     sender = request.state.sender
     with (
         service.receiving(sender),
@@ -128,7 +138,11 @@ def streamed(request: Request, body: Body, media_type: str, tag: str = "") -> Re
 
 
 def target_in(request: Request) -> Target:
-    """The table that the query of an address names."""
+    """The table that the query of an address names.
+
+    Raises:
+        UsageError: when it names none.
+    """
     query: dict[str, Any] = dict(request.query_params)
     if _COUNT.fullmatch(query.get("heads", "")):
         query["heads"] = int(query["heads"])

@@ -66,11 +66,16 @@ class Demand:
         return jobs
 
     def found(self, document: Mapping[str, Any], keys: Sequence[Key], by: str) -> Job:
-        """Doubt a table from now on, and propose to measure the point of it again; NoTunedData
-        when there is no such table. `document` is what a sentinel reports: `key`, a digest or an
-        object with a key's fields, `point`, and whatever else. With `driver` and `libraries` it
-        says where it was found; the point is measured with those then, and otherwise with those
-        of the table."""
+        """Doubt a table from now on, and propose to measure the point of it again.
+
+        `document` is what a sentinel reports: `key`, a digest or an object with a key's fields,
+        `point`, and whatever else. With `driver` and `libraries` it says where it was found; the
+        point is measured with those then, and otherwise with those of the table.
+
+        Raises:
+            UsageError: when it is none.
+            NoTunedData: when there is no such table.
+        """
         point, key = text_in(document, "point"), _key_of(document.get("key"), keys)
         points_for(profile_of(key.model), [point])
         there = Target.of_key(key)

@@ -4,8 +4,7 @@
         `----------`----------`----> cancelled
 
 A worker that takes a job says every few seconds that it still works ("beats"). One that is silent
-for a lease loses its job to the next worker that asks, unless it comes back before that: what it
-says of that job is JobLost then. A job that is not there is NoTunedData.
+for a lease loses its job to the next worker that asks, unless it comes back before that.
 
 What a token may propose is limited, and what nobody asks for any longer is forgotten: proposals
 after two weeks, workers after one, ended jobs when ten thousand newer ones are there. A time that
@@ -81,9 +80,13 @@ class Jobs:
         points: Sequence[str] = (),
         digest: str | None = None,
     ) -> Job:
-        """The job for `target`: an open one, one that ended within a day, or a new proposal;
-        TooManyJobs when this token, or all together, have too many that wait. With the `digest`
-        of a table that no longer holds, it measures that table again."""
+        """The job for `target`: an open one, one that ended within a day, or a new proposal.
+
+        With the `digest` of a table that no longer holds, it measures that table again.
+
+        Raises:
+            TooManyJobs: when this token, or all together, have too many that wait.
+        """
         with self._state.writing() as connection:
             self._forget_proposals(connection)
             newest = self._newest(connection, target, digest)
@@ -111,13 +114,21 @@ class Jobs:
             )
 
     def approve(self, number: int) -> Job:
-        """Queue a proposed job; one that is queued already stays so. UsageError in another
-        state."""
+        """Queue a proposed job; one that is queued already stays so.
+
+        Raises:
+            NoTunedData: when there is no such job.
+            UsageError: when it is neither.
+        """
         return self._moved(number, "approved", _WAITING, "queued")
 
     def cancel(self, number: int) -> Job:
-        """End a job, UsageError when it has ended. A worker that is at it hears of that with its
-        next beat."""
+        """End a job. A worker that is at it hears of that with its next beat.
+
+        Raises:
+            NoTunedData: when there is no such job.
+            UsageError: when it has ended.
+        """
         return self._moved(number, "cancelled", (*_WAITING, "running"), "cancelled")
 
     def cancel_proposals(self, by: str) -> int:
@@ -161,8 +172,12 @@ class Jobs:
             return self._job(connection, row["id"])
 
     def beat(self, number: int, claim: str, rows: int, done: int = 0, batches: int = 0) -> Job:
-        """Note that the worker is at it, has made so many measurements, and has done so many of
-        the batches of its sweep."""
+        """Note that the worker is at it, has made so many measurements, and has done so many of the
+        batches of its sweep.
+
+        Raises:
+            JobLost: when it is no longer its job.
+        """
         with self._state.writing() as connection:
             self._check_claim(connection, number, claim)
             connection.execute(
@@ -174,7 +189,11 @@ class Jobs:
 
     def end(self, number: int, claim: str, state: str, rows: int, message: str = "") -> Job:
         """End the job: `state` is "done", after its rows have been pushed, or "failed" where its
-        worker could not do it. Said twice, it counts once."""
+        worker could not do it. Said twice, it counts once.
+
+        Raises:
+            JobLost: when it is no longer its job.
+        """
         with self._state.writing() as connection:
             row = connection.execute(
                 "SELECT state FROM jobs WHERE id = ? AND claim = ?", [number, claim]
@@ -193,7 +212,11 @@ class Jobs:
             return job
 
     def give_back(self, number: int, claim: str) -> Job:
-        """Queue the job again: its worker has to stop. It does not count as an attempt."""
+        """Queue the job again: its worker has to stop. It does not count as an attempt.
+
+        Raises:
+            JobLost: when it is no longer its job.
+        """
         with self._state.writing() as connection:
             self._check_claim(connection, number, claim)
             connection.execute(

@@ -16,8 +16,11 @@ KV_DTYPES = ("fp8", "bf16")
 
 
 def kv_dtype_of(model: str, kv_layout: str) -> str:
-    """The `--kv-dtype` that measures `kv_layout` of `model`; UnknownName when none of its pools
-    has that layout."""
+    """The `--kv-dtype` that measures `kv_layout` of `model`.
+
+    Raises:
+        UnknownName: when there is no such model, or none of its pools has that layout.
+    """
     profile = profile_of(model)
     layouts: dict[str, str] = {}
     for dtype in KV_DTYPES:
@@ -46,7 +49,10 @@ class Target:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
         """The target that a JSON object describes; `kv_dtype` may stand for `kv_layout`.
-        UsageError when it describes none that can be measured."""
+
+        Raises:
+            UsageError: when it describes none that can be measured.
+        """
         model, gpu = text_in(document, "model"), text_in(document, "gpu")
         profile = profile_of(model)
         if "kv_layout" in document or "kv_dtype" not in document:

@@ -52,8 +52,11 @@ class BatchWeights:
 
     def add(self, path: Path, by: str) -> Counted:
         """Count the decisions of the log `path`, which the token `by` sent; of one that was sent
-        before, only what came behind. UsageError when no line of it is a decision, or it names
-        more tables than engines have."""
+        before, only what came behind.
+
+        Raises:
+            UsageError: when no line of it is a decision, or it names more tables than engines have.
+        """
         log = path.read_bytes()
         whole = memoryview(log)[: log.rfind(b"\n") + 1]
         if not whole:

@@ -80,7 +80,11 @@ class Bodies:
 
     async def get(self, name: str, version: str, make: Make, run: InThread) -> Body:
         """The body `name`, which `make` writes into a file when there is none of this version.
-        `run` runs that in a thread."""
+        `run` runs that in a thread.
+
+        Raises:
+            StoreError: when the database cannot be read.
+        """
         async with self._making.setdefault(name, asyncio.Lock()):
             kept = self._kept.get(name)
             if kept is None or (kept[0] != version and monotonic() > kept[2]):
@@ -106,15 +110,23 @@ def _made(version: str, make: Make) -> Kept:
 
 def whole(database: Path, into: Path) -> None:
     """Copy `database` at one moment into one file: without a log beside it, and byte by byte the
-    same for the same content."""
+    same for the same content.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     uri = f"{database.absolute().as_uri()}?mode=ro"
     with store_errors(database), closing(sqlite3.connect(uri, uri=True)) as connection:
         connection.execute("VACUUM INTO ?", [str(into)])
 
 
 def of_keys(database: Path, entries: Sequence[Entry], into: Path) -> None:
-    """Copy the tables `entries` of `database` into a database of their own, byte by byte the
-    same while they are the same."""
+    """Copy the tables `entries` of `database` into a database of their own, byte by byte the same
+    while they are the same.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     with store_errors(database), closing(sqlite3.connect(into, isolation_level=None)) as connection:
         # The file is thrown away when anything goes wrong.
         connection.execute("PRAGMA journal_mode = OFF")
@@ -151,6 +163,10 @@ def _chosen(connection: sqlite3.Connection, name: str, numbers: str) -> str:
 
 
 def text_of(database: Path, entry: Entry, into: Path) -> None:
-    """Write the table `entry` of `database` as `nsa-tune db export` does."""
+    """Write the table `entry` of `database` as `nsa-tune db export` does.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
     text = format_table(table_in(database, entry.key))
     into.write_text(text, encoding="utf-8", newline="\n")

@@ -105,7 +105,11 @@ class Index:
         self._looking.close()
 
     def held(self) -> Held:
-        """What the database holds now."""
+        """What the database holds now.
+
+        Raises:
+            StoreError: when it cannot be read.
+        """
         with self._lock:
             version = self.version()
             if version != self._held.version:
@@ -113,14 +117,22 @@ class Index:
             return self._held
 
     def version(self) -> int:
-        """A number that differs whenever anything was written."""
+        """A number that differs whenever anything was written.
+
+        Raises:
+            StoreError: when it cannot be read.
+        """
         with self._lock_of_version, store_errors(self._path):
             (version,) = self._looking.execute("PRAGMA data_version").fetchone()
         return int(version)
 
     def of(self, name: tuple[str | None, str, int, str]) -> tuple[Entry, ...]:
-        """As `held().of(name)`, but reading those tables alone until all have been read once:
-        after a restart no host waits for millions of rows of others."""
+        """As `held().of(name)`, but reading those tables alone until all have been read once: after
+        a restart no host waits for millions of rows of others.
+
+        Raises:
+            StoreError: when it cannot be read.
+        """
         if self._held.version != _NEVER:
             return self.held().of(name)
         with self._lock_of_keys:

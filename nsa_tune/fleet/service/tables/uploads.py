@@ -30,8 +30,11 @@ _LONGEST_NAME = 400
 
 
 def checked(path: Path, now: datetime | None = None) -> Table:
-    """The uploaded table in `path`, if a database that holds it too can still be used by
-    everybody; else UsageError, which does not name the file."""
+    """The uploaded table in `path`, if a database that holds it too can still be used by everybody.
+
+    Raises:
+        UsageError: when it is no such table; says what is wrong, without naming the file.
+    """
     try:
         table = read_text(path)
         _check_key(table)
@@ -75,8 +78,12 @@ def _canonical(time: datetime) -> str:
 
 
 def merge(store: Store, path: Path, table: Table) -> Merged:
-    """Add what `store` lacks of `table`, which `path` holds; UsageError when it holds too much,
-    or readers would refuse the database afterwards."""
+    """Add what `store` lacks of `table`, which `path` holds.
+
+    Raises:
+        UsageError: when it holds too much, or readers would refuse the database afterwards.
+        StoreError: when it cannot be written.
+    """
     _check_room(store, table)
     added = import_text(store, path)
     return Merged((table.key,), added, len(table.measurements) - added)
