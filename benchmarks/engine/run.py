@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -54,6 +55,8 @@ from benchmarks.engine.configurations import (
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import Settings
 from benchmarks.engine.session import Session, installed_probe
+from nsa_tune.engines.sglang import last_start
+from nsa_tune.engines.sglang.pass_mode.seconds import ENGINE
 
 __all__ = ["SCHEMA", "Result", "main"]
 
@@ -205,6 +208,8 @@ def _measure(
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)
         session.collect()
+        kept = None if options.no_plugin else last_start.kept("start")
+        result.document["start"] = _start(kept or "")
         for given in options.tests.split(","):
             name, _, share = given.partition(":")
             session.limit(float(share or 1))
@@ -214,6 +219,17 @@ def _measure(
         result.save()
     finally:
         engine.shutdown()
+
+
+def _start(kept: str) -> dict[str, Any]:
+    """Memory of the GPUs after a first answer, and what took the plug-in's seconds on rank 0."""
+    used = _said("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    found: dict[str, Any] = {"used_mib": [int(mib) for mib in used.split()] or [0]}
+    for total, parts, own in re.findall(r"took (\S+) s of this start \((.*)\); .* (\S+) s$", kept):
+        took = dict(part.rsplit(" ", 1) for part in parts.split(", "))
+        took |= {"the plug-in in all": total, ENGINE: own}
+        found["by_rank"] = [{what: float(seconds) for what, seconds in took.items()}]
+    return found
 
 
 def _capacity(engine: Any, asked: int) -> int:

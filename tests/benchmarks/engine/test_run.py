@@ -18,6 +18,7 @@ from benchmarks.engine.configurations import parsed
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import Settings
 from benchmarks.engine.session import Session
+from nsa_tune.engines.sglang.pass_mode import seconds
 from tests.benchmarks.engine.fake_engine import FakeEngine, Mode, fake_events
 
 _SPEED = {"default": 1.0, "plugin": 0.8, "eager": 1.5}
@@ -60,6 +61,16 @@ def _measured(tmp_path: Path, *options: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((tmp_path / "out" / "result.json").read_text())
     assert found["schema"] == "nsa-tune/engine/1"
     return found
+
+
+def test_a_result_has_what_the_plug_in_says_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    took_s = {"recording": 2.5, "timing passes": 1.0, seconds.ENGINE: 9.0}
+    monkeypatch.setattr(seconds, "SECONDS", took_s)
+    monkeypatch.setattr(run, "_said", lambda *_: "31000\n4")
+    assert run._start(f"at the last start: {seconds.split()}") == {
+        "used_mib": [31000, 4], "by_rank": [took_s | {"the plug-in in all": 3.5}]
+    }  # fmt: skip
+    assert run._start("") == {"used_mib": [31000, 4]}
 
 
 def test_prefill_is_paired_with_the_default(tmp_path: Path, engines: list[FakeEngine]) -> None:
