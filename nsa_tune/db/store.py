@@ -29,6 +29,7 @@ _WHOLLY_CHECKED = 2**26
 _ENDED = (
     "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
 )
+_ROWS_OF_RUN = "SELECT count(*) FROM measurements WHERE run_id = ?"
 _END = "UPDATE runs SET ended_at = ?, outcome = ? WHERE id = ?"
 _STORED = (
     f"SELECT measured_at, {measurement_columns()} FROM measurements "
@@ -118,6 +119,12 @@ class Store(AbstractContextManager["Store"]):
         with self._writing():
             insert_all(self._connection, "measurements", rows)
             self._connection.executemany(_UNIT, [(run, *astuple(unit)) for unit in units])
+
+    def rows_of_run(self, run: int) -> int:
+        """How many measurements of `run` are stored."""
+        with self._reading():
+            (count,) = self._connection.execute(_ROWS_OF_RUN, [run]).fetchone()
+        return int(count)
 
     def add_limits(self, run: int, limits: Mapping[str, tuple[int, str]]) -> None:
         """Store the limits that `run` found: name to (value, what happened behind it)."""

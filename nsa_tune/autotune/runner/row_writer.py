@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,15 +26,20 @@ class RowWriter:
         self._run = run
         self._key = key
         self._device = device
-        self._pending: list[Measurement] = []
+        self._rows: list[Measurement] = []
+        """All that this run has measured, the stored ones first."""
+        self._stored, self._storing = 0, False
         self._units: dict[str, UnitOfRun] = {}
         """By name: units that have done something since the last `flush`."""
-        self.stored: list[Measurement] = []
+
+    @property
+    def stored(self) -> list[Measurement]:
         """Rows that are in the database."""
+        return self._rows[: self._stored]
 
     def add(self, rows: Iterable[Measurement]) -> None:
         """Take `rows` to store at the next `flush`."""
-        self._pending.extend(rows)
+        self._rows.extend(rows)
 
     def note(self, unit: UnitOfRun) -> None:
         """Take what `unit` did so far, to store with the rows at the next `flush`."""
@@ -46,18 +51,24 @@ class RowWriter:
         Raises:
             StoreError: when the database refuses them; the text names the file that has them.
         """
-        if not self._pending and not self._units:
+        if self._storing:
+            # Ctrl-C has ended the last flush: before the database had its rows, or after.
+            self._stored = self._store.rows_of_run(self._run)
+        pending = self._rows[self._stored :]
+        if not pending and not self._units:
             return
+        self._storing = True
         try:
-            self._store.add(self._run, self._pending, units=list(self._units.values()))
+            self._store.add(self._run, pending, units=list(self._units.values()))
         except StoreError as error:
             # The last flush of a run must not fail again: its error would hide where the rows are.
+            self._storing = False
             self._units.clear()
-            if not self._pending:
+            if not pending:
                 raise
-            raise type(error)(f"{error}; {self._write_beside()}") from error
-        self.stored.extend(self._pending)
-        self._pending.clear()
+            raise type(error)(f"{error}; {self._write_beside(pending)}") from error
+        self._stored += len(pending)
+        self._storing = False
         self._units.clear()
 
     def end(self, outcome: str) -> None:
@@ -67,11 +78,11 @@ class RowWriter:
         except StoreError as error:
             _log.warning("how the run ended is not stored: %s", error)
 
-    def _write_beside(self) -> str:
-        """Write the pending rows to a text table; returns the clause that says where it is."""
-        what, now = counted(len(self._pending), "measurement"), datetime.now(UTC)
+    def _write_beside(self, pending: Sequence[Measurement]) -> str:
+        """Write these rows to a text table; returns the clause that says where it is."""
+        what, now = counted(len(pending), "measurement"), datetime.now(UTC)
         table = Table(
-            self._key, self._device, tuple(self._pending), "pending",
+            self._key, self._device, tuple(pending), "pending",
             now.isoformat(timespec="microseconds"),
         )  # fmt: skip
         name = f"{self._store.path.stem}-pending-{now:%Y%m%dT%H%M%S}-{os.getpid()}.tsv"
@@ -82,7 +93,7 @@ class RowWriter:
             except StoreReadOnly as error:
                 _log.info("%s", error)
                 continue
-            self._pending.clear()
+            del self._rows[self._stored :]
             return (
                 f"what was measured last ({what}) is in {path}: "
                 f"add it later with `nsa-tune db import {path}`"

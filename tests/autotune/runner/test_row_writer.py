@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,28 @@ def test_flushed_rows_are_in_the_database(store: Store, writer: RowWriter) -> No
     assert writer.stored == ROWS
     (table,) = read_database(store.path)
     assert list(table.measurements) == ROWS
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_rows_are_stored_once_though_an_interrupt_ends_a_flush(
+    store: Store, writer: RowWriter, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    def interrupted(*given: Any, **named: Any) -> None:
+        if committed:
+            Store.add(store, *given, **named)
+        raise KeyboardInterrupt
+
+    writer.add(ROWS)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "_store", SimpleNamespace(add=interrupted))
+        writer.flush()
+    more = [ok("extend:0+256")]
+    writer.add(more)
+    writer.flush()
+
+    assert writer.stored == ROWS + more
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("SELECT count(*) FROM measurements").fetchone() == (3,)
 
 
 def test_a_locked_database_sends_the_rows_to_a_file_that_can_be_imported(
