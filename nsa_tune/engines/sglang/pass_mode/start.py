@@ -124,7 +124,7 @@ def _why_not(runner: Any) -> str | None:
             facts_of(runner.attn_backend, runner)
         except LeftAlone as error:
             return str(error)
-    elif "than DSA" in reason and not hasattr(engine.graphs, "capture_num_tokens"):
+    elif not hasattr(engine.graphs, "capture_num_tokens"):
         named = getattr(runner.model_config.hf_config, "architectures", None) or ()
         return f"{reason}. {V4_GRAPHS}" if "DeepseekV4ForCausalLM" in named else reason
     return reason
