@@ -49,6 +49,7 @@ _FACTS: Mapping[str, tuple[type, ...]] = {
     "kv_layout": (str,), "budget_s": (float, int, type(None)), "fresh": (bool,),
 }  # fmt: skip
 """What a worker reads of a job beside its points, and of which kind it is."""
+_OF_A_TABLE = "gpu", "model", "heads", "kv_layout"
 _TABLE = re.compile("/v1/tables/[0-9a-f]{64}")
 _NOT_MINE, _NO_ENTRY = 409, (401, 403)
 """Answers of the service: the job went to somebody else; the token does not suffice."""
@@ -276,7 +277,7 @@ class _Job(Progress):
 
     def _urls(self) -> list[str]:
         """Of the service's tables of this job that were measured as here."""
-        wanted = {name: self._facts[name] for name in ("gpu", "model", "heads", "kv_layout")}
+        wanted = {name: self._facts[name] for name in _OF_A_TABLE}
         wanted |= {"driver": self._here.driver, "libraries": dict(self._here.libraries)}
         tables = self._client.document(f"/v1/tables?{self._query}")
         with reading():
@@ -287,8 +288,7 @@ class _Job(Progress):
 
     @property
     def _query(self) -> str:
-        names = ("gpu", "model", "heads", "kv_layout")
-        return urlencode({name: self._facts[name] for name in names})
+        return urlencode({name: self._facts[name] for name in _OF_A_TABLE})
 
     def _trace(self, folder: Path) -> Path | None:
         """What engines run of this table, if the service knows."""
@@ -348,7 +348,6 @@ class _Job(Progress):
                 self._pushed[table.key] = state
 
     def _tables(self) -> list[Table]:
-        names = ("gpu", "model", "heads", "kv_layout")
         try:
             tables = read_database(self._database)
         except StoreMissing:
@@ -356,7 +355,7 @@ class _Job(Progress):
         return [
             table for table in tables
             if self._here.owns(table.key)
-            and all(getattr(table.key, name) == self._facts[name] for name in names)
+            and all(getattr(table.key, name) == self._facts[name] for name in _OF_A_TABLE)
         ]  # fmt: skip
 
     def _end(self, how: str, message: str) -> None:
