@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter, perf_counter_ns, sleep
+from typing import Protocol
 
 import torch
 
@@ -62,8 +63,8 @@ class SlowedDown(MachineUnfit):
         )
 
 
-class Timer:
-    """A timing protocol on one device; this one without anything to prepare or to free."""
+class Timer(Protocol):
+    """A timing protocol on one device. What one has nothing to do for, it inherits."""
 
     protocol: str
     most_seconds: float
@@ -78,13 +79,14 @@ class Timer:
 
     def sampler(self, run: Run) -> Sampler:
         """Prepare to time an arm that `first` has run."""
-        raise NotImplementedError
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
         """Bring the device up to its clock under load."""
+        return
 
     def release(self) -> None:
         """Free memory between batches, when no sampler is alive."""
+        return
 
     def steady(self) -> bool:
         """False while the device is slowed down: the samples just taken are to be discarded."""

@@ -40,6 +40,9 @@ class Recorded(Timer):
 
         return sample
 
+    def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
+        return self.arm(str(run))
+
     def warm_up(self, samplers: Sequence[Callable[[], float]]) -> None:
         self.order.append("warm-up")
 
